@@ -76,8 +76,14 @@ class Home:
         folder = f"{self.directory}/journals/{journal}/0"
         return [f"{folder}/{name}" for name in self.disk.list(folder) if name.endswith(suffix)]
 
-    def catalogue_files(self) -> list[str]:
-        folder = f"{self.directory}/catalogue"
+    def metadata_files(self) -> list[str]:
+        return self._files(f"{self.directory}/{paths.METADATA}")
+
+    def catalogue_files(self, journal: str = "main", shard: int = 0) -> list[str]:
+        folder = paths.shard_folder(self.directory, journal, shard)
+        return self._files(paths.catalogue_folder(folder))
+
+    def _files(self, folder: str) -> list[str]:
         return [f"{folder}/{name}" for name in self.disk.list(folder)]
 
     def content(self, path: str) -> bytes:

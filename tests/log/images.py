@@ -7,11 +7,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
 
+import msgspec
+
 from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.log.disk.disk_log import DiskLog
-from runnel.log.segments.synced_marks import SLOT_BYTES, decode_slot
+from runnel.log.metadata.catalogue import read_catalogue, read_metadata
+from runnel.log.metadata.records import Closed, Opened, Record, ShardRecord
+from runnel.log.segments.records import RecordFile
+from runnel.log.segments.synced_marks import SLOT_BYTES, Mark, decode_slot, encode_slot, read_marks
 from runnel.platform.disk import FileAccess
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
@@ -134,3 +139,35 @@ async def payloads(log: DiskLog, topic: str) -> dict[int, bytes]:
 def reports(log: DiskLog) -> Sequence[str]:
     """Everything that the log has said about damaged or torn files."""
     return [*log.recovered.torn, *log.recovered.damage, *log.statistics().damage]
+
+
+def format_one(image: Image, *, has_marks: bool = True) -> Image:
+    """The same directory as a Runnel of format 1 would have left it: with one catalogue, and one epoch."""
+    disk = disk_of(image)
+    metadata = read_metadata(disk, DIRECTORY).records
+    of_shards: list[ShardRecord] = []
+    for folder in sorted(
+        {path.rpartition("/catalogue/")[0] for path in image if "/catalogue/" in path}
+    ):
+        of_shards += read_catalogue(disk, folder).records
+    records: list[Record] = [Opened(9, 0, has_marks)]
+    records += [each for each in (*metadata, *of_shards) if not isinstance(each, Opened | Closed)]
+    if any(isinstance(each, Closed) for each in metadata[-1:]):
+        records.append(Closed(9))
+    path = f"{DIRECTORY}/catalogue/{1:020d}"
+    disk.make_directory(f"{DIRECTORY}/catalogue")
+    RecordFile.create(disk, path).append(msgspec.msgpack.encode(records))
+    rest = {
+        path: content
+        for path, content in image_of(disk).items()
+        if "/metadata/" not in path and not ("/catalogue/" in path and "/journals/" in path)
+    }
+    marks = read_marks(disk, DIRECTORY).marks
+    slots = [("", Mark(0, 0)), ("catalogue", Mark(1, len(rest[path])))]
+    slots += [
+        each for each in marks.items() if each[0] != "metadata" and "/catalogue" not in each[0]
+    ]
+    rest[f"{DIRECTORY}/synced"] = b"".join(encode_slot(*slot) for slot in slots)
+    former = msgspec.json.decode(rest[f"{DIRECTORY}/runnel.json"])
+    rest[f"{DIRECTORY}/runnel.json"] = msgspec.json.encode({**former, "format": 1})
+    return rest

@@ -1,4 +1,4 @@
-"""The catalogue: records that are stored when they are answered for, and snapshots in between."""
+"""Metadata and catalogues: records that are stored when they are answered for, and snapshots in between."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from runnel.config import Keep
 from runnel.errors import DiskFullError, ReadOnlyError
 from runnel.log.log import Cursor, CursorPosition, Position, ShardId
 from runnel.log.metadata.catalogue import (
-    Catalogue,
+    LoadedCatalogue,
+    LoadedMetadata,
+    MetadataJournal,
+    ShardCatalogue,
+)
+from runnel.log.metadata.producers import ProducerState
+from runnel.log.metadata.records import (
     Closed,
     CursorRemoved,
     CursorSet,
+    JournalMade,
     LastValue,
-    LoadedCatalogue,
+    MetadataRecord,
     Opened,
     PartitionAt,
-    Record,
     ShardAt,
+    ShardRecord,
     SubscriptionRemoved,
     SubscriptionSet,
+    TermTaken,
     TopicDeleted,
     TopicMade,
 )
-from runnel.log.metadata.producers import ProducerState
 from runnel.log.segments.records import RecordFile
 from runnel.log.segments.synced_marks import SyncedMarks
 from runnel.platform.disk import FileAccess
@@ -37,14 +44,16 @@ from tests.fakes.disk import FakeDisk, Kind, PowerLoss
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.home import run
 
-FOLDER = "data/catalogue"
-EVERY_KIND: list[Record] = [
-    TopicMade("größe", Keep.DISK, 3, "main"),
-    TopicDeleted("a"),
-    PartitionAt("a", 2, 2**62, 7),
+FOLDER = "data/metadata"
+SHARD = ShardId("main")
+SHARD_FOLDER = "data/journals/main/0"
+EVERY_KIND: list[MetadataRecord] = [
     Opened(5, 1_700_000_000 * 10**9),
-    Closed(5),
-    ShardAt("main", 0, 9, 8, [("a", 0, 7)], [ProducerState("p", 1, 2, 3, (4, 5))]),
+    JournalMade("main", Keep.DISK, 16),
+    TopicMade("größe", Keep.DISK, 3, "main"),
+    TopicMade("again", Keep.DISK, 3, "main", "gateway", 2),
+    TopicDeleted("a"),
+    TermTaken("p", 2**40),
     CursorSet(
         Cursor(
             "c",
@@ -56,19 +65,27 @@ EVERY_KIND: list[Record] = [
         )
     ),
     CursorRemoved("c"),
-    LastValue("a", 0, b"\0block"),
     SubscriptionSet("billing", b"\0definition"),
     SubscriptionRemoved("billing"),
+    Closed(5),
+]
+EVERY_KIND_IN_A_SHARD: list[ShardRecord] = [
+    Opened(5, 1_700_000_000 * 10**9),
+    PartitionAt("a", 2, 2**62, 7),
+    PartitionAt("a", 2, 2**62, 7, 3),
+    ShardAt("main", 0, 9, 8, [("a", 0, 7)], [ProducerState("p", 1, 2, 3, (4, 5))]),
+    LastValue("a", 0, b"\0block"),
+    Closed(5),
 ]
 
 
 class GroupState:
-    """A catalogue over a fake disk; `snapshot` is what its owner knows."""
+    """A journal of metadata over a fake disk; `snapshot` is what its owner knows."""
 
     def __init__(self, disk: FakeDisk, bytes_max: int = 10**6) -> None:
         self.disk = disk
-        self.known: list[Record] = []
-        self.catalogue = Catalogue(
+        self.known: list[MetadataRecord] = []
+        self.catalogue = MetadataJournal(
             disk,
             SimulatedWorkers(Random(1)),
             FOLDER,
@@ -77,10 +94,10 @@ class GroupState:
             snapshot=lambda: list(self.known),
         )
 
-    def open(self) -> LoadedCatalogue:
+    def open(self) -> LoadedMetadata:
         return self.catalogue.open()
 
-    async def add(self, record: Record) -> None:
+    async def add(self, record: MetadataRecord) -> None:
         await self.catalogue.add(record)
         self.known.append(record)
 
@@ -89,7 +106,7 @@ class GroupState:
         return f"{FOLDER}/{name}"
 
 
-def loaded_after(disk: FakeDisk) -> LoadedCatalogue:
+def loaded_after(disk: FakeDisk) -> LoadedMetadata:
     return GroupState(disk.restart()).open()
 
 
@@ -111,6 +128,73 @@ def test_records_of_every_kind_come_back_in_order() -> None:
         loaded = loaded_after(disk)
         assert list(loaded.records) == EVERY_KIND
         assert not loaded.damage
+
+    run(scenario)
+
+
+def shard_catalogue(disk: FakeDisk) -> ShardCatalogue:
+    return ShardCatalogue(
+        disk,
+        SimulatedWorkers(Random(1)),
+        SHARD,
+        SHARD_FOLDER,
+        marks=SyncedMarks(disk, "data"),
+        bytes_max=10**6,
+        make_shard_folder=lambda: disk.make_directory(SHARD_FOLDER),
+    )
+
+
+def test_catalogue_of_a_shard_has_no_file_before_its_first_record() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        catalogue = shard_catalogue(disk)
+        assert not catalogue.is_made
+        assert disk.list(SHARD_FOLDER) == []
+        for record in EVERY_KIND_IN_A_SHARD:
+            await catalogue.add(record)
+        disk.crash()
+        again = shard_catalogue(disk.restart())
+        assert again.is_made
+        loaded: LoadedCatalogue = again.open()
+        assert list(loaded.records) == EVERY_KIND_IN_A_SHARD
+        assert not loaded.damage
+
+    run(scenario)
+
+
+def test_catalogue_that_nothing_was_added_to_is_closed_without_a_record() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        await shard_catalogue(disk).end(7)
+        assert disk.list(SHARD_FOLDER) == []
+        catalogue = shard_catalogue(disk)
+        await catalogue.add(Opened(7, 0))
+        await catalogue.end(7)
+        assert list(shard_catalogue(disk).open().records) == [Opened(7, 0), Closed(7)]
+
+    run(scenario)
+
+
+def test_abandoned_journal_fails_what_is_queued_and_writes_nothing_more() -> None:
+    disk = FakeDisk(1)
+
+    async def scenario() -> None:
+        catalogue = shard_catalogue(disk)
+        await catalogue.add(Opened(1, 0))
+        under_way = catalogue.add(Opened(2, 0))
+        for _ in range(2):
+            await asyncio.sleep(0)  # it is being written
+        queued = catalogue.add(Opened(3, 0))
+        await catalogue.abandon()
+        assert under_way.done()
+        with pytest.raises(ReadOnlyError, match="closed"):
+            await queued
+        with pytest.raises(ReadOnlyError, match="closed"):
+            await catalogue.add(Opened(4, 0))
+        epochs = [record.epoch for record in shard_catalogue(disk).open().records]  # type: ignore[union-attr]
+        assert epochs == [1, 2]
 
     run(scenario)
 
@@ -137,7 +221,7 @@ def test_records_can_be_made_by_the_worker_that_writes_them() -> None:
         group_state.open()
         made: list[str] = []
 
-        def make() -> list[Record]:
+        def make() -> list[MetadataRecord]:
             made.append("now")
             return [Closed(1), Closed(2)]
 

@@ -25,7 +25,16 @@ from runnel.log.segments import paths
 from runnel.log.segments.records import RecordFile
 from tests.fakes.disk import FakeDisk
 from tests.log.home import Home
-from tests.log.images import DIRECTORY, Image, batch, disk_of, flipped, image_of, open_log
+from tests.log.images import (
+    DIRECTORY,
+    Image,
+    batch,
+    disk_of,
+    flipped,
+    format_one,
+    image_of,
+    open_log,
+)
 from tests.log.samples import trim_log
 from tests.log.test_damaged_files import block_ends
 
@@ -272,7 +281,7 @@ def test_losses_outlast_rewriting_and_go_with_retention() -> None:
         ) -> list[tuple[int, int]]:
             return [] if key == ("a", 0) and base == 1 else [(base, base + count)]
 
-        await log._shards[SHARD].rewrite(all_but_one)
+        await log._owned.shards[SHARD].rewrite(all_but_one)
         return await fetched(log)
 
     expected = (set(range(3, COUNT + 1)), {1, 2})
@@ -284,7 +293,7 @@ def test_losses_outlast_rewriting_and_go_with_retention() -> None:
         await log.metadata.purge_topic("a")
         await log.metadata.purge_topic("b")
         await trim_log(log)
-        return log._shards[SHARD].losses.remembered.losses
+        return log._owned.shards[SHARD].losses.remembered.losses
 
     assert run(disk.restart(), forget, is_closed=True) == ()
 
@@ -331,7 +340,7 @@ def test_directory_of_an_older_runnel_is_not_accused_of_what_its_retention_remov
 
 
 def test_older_runnel_that_was_here_in_between_is_not_accused_of_what_it_removed() -> None:
-    files = image(is_closed=True, segment_bytes_max=1500)
+    files = format_one(image(is_closed=True, segment_bytes_max=1500))
     removed = the_segments(files)[1]
     disk = disk_of({path: files[path] for path in files if not path.startswith(removed[:-8])})
 
@@ -339,7 +348,7 @@ def test_older_runnel_that_was_here_in_between_is_not_accused_of_what_it_removed
         return list(log.recovered.damage)
 
     assert any("missing" in text for text in run(disk_of(image_of(disk)), damage))
-    [catalogue] = [path for path in files if "/catalogue/" in path]
+    [catalogue] = [path for path in files if path.startswith(f"{DIRECTORY}/catalogue/")]
     file, _, _ = RecordFile.recover(disk, catalogue)
     file.append(msgspec.msgpack.encode([["opened", 9, 0], ["closed", 9]]))
     file.close()

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from runnel.log.disk import recovery
+from runnel.log.disk import directory_recovery
 from runnel.log.segments.synced_marks import SyncedMarks
 from tests.fakes.disk import FakeDisk
 from tests.soak.damage_trials import (
@@ -23,7 +23,17 @@ from tests.soak.damage_trials import (
 # Of each file, beside the other kinds of damage. `bin/soak damage` tries others, for as long as you like.
 FLIPS = 6
 CUTS = 6
-PARTS = ("catalogue/", "/state/", "synced", "/name", ".index", ".segment", "runnel.json", "folder")
+PARTS = (
+    "metadata/",
+    "catalogue/",
+    "/state/",
+    "synced",
+    "/name",
+    ".index",
+    ".segment",
+    "runnel.json",
+    "folder",
+)
 PARTS_BY_SHARDS = [
     *((part, shards) for shards in SHARDS for part in PARTS),
     *(("main/shards", shards) for shards in SHARDS if shards > 1),
@@ -55,7 +65,7 @@ def test_damaged_file_is_told_refused_or_harmless(part: str, shards: int, was_cl
     assert summary.failures == []
 
 
-@pytest.mark.parametrize("part", ["catalogue/", "/state/"])
+@pytest.mark.parametrize("part", ["metadata/", "/state/"])
 def test_without_synced_marks_losses_would_go_unnoticed(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,8 +80,8 @@ def test_unless_the_number_of_shards_is_restored_topics_would_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     images(3)
-    monkeypatch.setattr(recovery, "restore_shard_count", lambda *_: None)
-    assert tried("catalogue/", was_closed=True, shards=3).failures
+    monkeypatch.setattr(directory_recovery, "restore_shard_count", lambda *_: None)
+    assert tried("metadata/", was_closed=True, shards=3).failures
 
 
 def disk_with_emptied(part: str) -> FakeDisk:
@@ -100,7 +110,7 @@ def test_subscription_whose_definition_is_lost_is_reported_with_its_topics(
 ) -> None:
     """Its number and topics are in the state journals, its name is not."""
 
-    disk = disk_with_emptied("/catalogue/")
+    disk = disk_with_emptied("/metadata/")
 
     async def start() -> None:
         broker = await open_broker(disk)

@@ -89,7 +89,7 @@ def test_segment_cut_at_every_byte_keeps_whole_batches_and_goes_on() -> None:
         assert all(report.startswith(f"{path}:{ends[kept]}: torn") for report in torn)
 
 
-def test_catalogue_cut_at_every_byte_keeps_whole_records_and_goes_on() -> None:
+def test_metadata_cut_at_every_byte_keeps_whole_records_and_goes_on() -> None:
     sizes: list[int] = []
 
     async def set_cursors(log: DiskLog) -> None:
@@ -98,7 +98,7 @@ def test_catalogue_cut_at_every_byte_keeps_whole_records_and_goes_on() -> None:
             sizes.append(len(image_of(disk)[path]))
 
     disk = disk_of(closed_image())
-    path = the_path(closed_image(), "/catalogue/")
+    path = the_path(closed_image(), "/metadata/")
     run(set_cursors, disk)
     image = image_of(disk)
 
@@ -183,11 +183,12 @@ def test_every_flipped_bit_of_an_index_is_harmless(bit: int) -> None:
         check_flip(image, path, position, bit, None)
 
 
+@pytest.mark.parametrize("part", ["/metadata/", "/catalogue/"])
 @pytest.mark.parametrize("bit", range(8))
-def test_every_flipped_bit_of_the_catalogue_is_reported_or_harmless(bit: int) -> None:
-    """Messages stay, and no offset is given twice, whatever the catalogue has forgotten."""
+def test_every_flipped_bit_of_a_record_is_reported_or_harmless(bit: int, part: str) -> None:
+    """Messages stay, and no offset is given twice, whatever the records have forgotten."""
     image = closed_image()
-    path = the_path(image, "/catalogue/")
+    path = the_path(image, part)
 
     async def read_and_append(log: DiskLog) -> tuple[dict[int, bytes], list[int]]:
         found = await payloads(log, "a")
@@ -198,32 +199,33 @@ def test_every_flipped_bit_of_the_catalogue_is_reported_or_harmless(bit: int) ->
         assert run(read_and_append, disk) == (STORED, [4]), f"{path}:{position} bit {bit}"
 
 
+@pytest.mark.parametrize("part", ["/metadata/", "/catalogue/"])
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_topic_made_again_is_there_wherever_the_catalogue_is_damaged(is_closed: bool) -> None:
-    """And what was deleted comes back only if the record of its deletion is what was lost."""
+def test_topic_made_again_is_there_wherever_a_record_is_damaged(is_closed: bool, part: str) -> None:
+    """And what was deleted comes back only if its shard has lost the record of the new topic's beginning."""
 
-    async def make_again(log: DiskLog) -> int:
+    async def make_again(log: DiskLog) -> tuple[int, int]:
         await log.append(batch("a", b"old"))
         on_its_way = log.append(batch("a", b"late"))
         await log.metadata.delete_topic("a")
         await on_its_way
-        image = image_of(disk)
-        deletion_ends = len(image[the_path(image, "/catalogue/")])
+        begin = len(image_of(disk)[the_path(image_of(disk), "/catalogue/")])
         await log.append(batch("a", b"new"))
+        end = len(image_of(disk)[the_path(image_of(disk), "/catalogue/")])
         await log.append(batch("b", b"another record"))
         if is_closed:
             await log.close()
-        return deletion_ends
+        return begin, end
 
     disk = disk_of({})
-    deletion_ends = run(make_again, disk)
+    begin, end = run(make_again, disk)
     image = image_of(disk)
-    path = the_path(image, "/catalogue/")
+    path = the_path(image, part)
     for position in range(len(image[path])):
         damaged = disk_of(image | {path: flipped(image[path], position, position % 8)})
         found = run(lambda log: payloads(log, "a"), damaged)
         assert found[3] == b"new", f"{path}:{position}"
-        if position >= deletion_ends:
+        if part == "/metadata/" or not begin <= position < end:
             assert found == {3: b"new"}, f"{path}:{position}"
 
 

@@ -417,13 +417,13 @@ def test_newer_format_is_refused_with_a_clear_text() -> None:
         path = f"{home.directory}/runnel.json"
         home.overwrite(path, b'{"format": 99}')
         with pytest.raises(
-            FormatVersionError, match=r"format 99, this Runnel reads format 1; .* newer"
+            FormatVersionError, match=r"format 99, this Runnel reads formats 1 and 2; .* newer"
         ):
             await home.open()
         home.overwrite(path, b"???")
         with pytest.raises(FormatVersionError, match="does not say which format"):
             await home.open()
-        home.overwrite(path, b'{"format": 1}')
+        home.overwrite(path, b'{"format": 2}')
         await (await home.open()).close()  # a refused opening has let go of the lock
 
     run(scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -43,8 +44,8 @@ def is_segment(path: str) -> bool:
     return path.endswith(".segment")
 
 
-def is_catalogue(path: str) -> bool:
-    return "/catalogue/" in path
+def is_metadata(path: str) -> bool:
+    return "/metadata/" in path
 
 
 async def payloads(log: DiskLog, topic: str) -> list[bytes]:
@@ -137,8 +138,8 @@ def test_topic_that_could_not_be_recorded_was_never_made_and_hinders_no_other() 
     async def scenario() -> None:
         log = await home.open()
         await log.append(one("a", b"1"))
-        home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_catalogue)
-        with pytest.raises(DiskFullError, match="catalogue"):
+        home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_metadata)
+        with pytest.raises(DiskFullError, match="metadata"):
             await log.append(one("new", b"1"))
         assert log.metadata.topics.names() == ["a"]
         assert (await log.append(one("a", b"2"))).base_offsets == [2]
@@ -155,7 +156,7 @@ def test_cursor_that_could_not_be_recorded_is_not_set() -> None:
     async def scenario() -> None:
         log = await home.open()
         await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=1)])
-        home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_catalogue)
+        home.disk.fail(Kind.WRITE, errno.ENOSPC, path=is_metadata)
         with pytest.raises(DiskFullError):
             await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=2)])
         assert log.metadata.cursors.all()[0].positions[0].offset == 1
@@ -384,7 +385,7 @@ def test_catalogue_is_replaced_by_a_snapshot_when_it_has_grown() -> None:
         await log.metadata.delete_topic("b")
         for offset in range(1, 200):
             await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
-        [path] = home.catalogue_files()
+        [path] = home.metadata_files()
         assert int(path.rpartition("/")[2]) > 3
         assert len(home.content(path)) < 5000
         log = await home.kill()
@@ -397,7 +398,10 @@ def test_catalogue_is_replaced_by_a_snapshot_when_it_has_grown() -> None:
     run(scenario)
 
 
-def test_topics_and_offsets_that_a_damaged_catalogue_lost_are_learned_from_the_segments() -> None:
+@pytest.mark.parametrize("files", [Home.metadata_files, Home.catalogue_files])
+def test_what_damaged_metadata_or_a_damaged_catalogue_lost_is_learned_from_the_segments(
+    files: Callable[[Home], list[str]],
+) -> None:
     home = Home(EVERY_BATCH, log=PLAIN)
 
     async def scenario() -> None:
@@ -405,7 +409,7 @@ def test_topics_and_offsets_that_a_damaged_catalogue_lost_are_learned_from_the_s
         for number in range(4):
             await log.append(batch(("a", [b"%d" % number]), ("b", [b"x", b"y"])))
         await log.close()
-        [path] = home.catalogue_files()
+        [path] = files(home)
         for position in range(24, len(home.content(path)) // 2, 16):
             home.disk.flip_bit(path, position, 1)
         log = await home.open()
@@ -423,7 +427,18 @@ def test_topics_and_offsets_that_a_damaged_catalogue_lost_are_learned_from_the_s
     run(scenario)
 
 
-def test_lost_catalogue_does_not_lead_to_offsets_given_twice() -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        Home.metadata_files,
+        Home.catalogue_files,
+        lambda home: home.metadata_files() + home.catalogue_files(),
+    ],
+    ids=["metadata", "catalogue", "both"],
+)
+def test_lost_records_do_not_lead_to_offsets_given_twice(
+    files: Callable[[Home], list[str]],
+) -> None:
     home = Home(EVERY_BATCH, log=PLAIN)
 
     async def scenario() -> None:
@@ -431,7 +446,7 @@ def test_lost_catalogue_does_not_lead_to_offsets_given_twice() -> None:
         await log.append(one("a", b"1"))
         await log.append(one("a", b"2"))
         await log.close()
-        for path in home.catalogue_files():
+        for path in files(home):
             home.disk.remove(path)
         log = await home.open()
         assert await log.bounds("a", 0) == OffsetBounds(1, 3)
@@ -449,13 +464,14 @@ def test_catalogue_older_than_its_segments_does_not_lead_to_offsets_given_twice(
     async def scenario() -> None:
         log = await home.open()
         await log.append(one("a", b"1"))
-        early = {path: home.content(path) for path in home.catalogue_files()}
+        files = home.metadata_files() + home.catalogue_files()
+        early = {path: home.content(path) for path in files}
         await log.append(one("rare", b"1"))
         for number in range(4):
             await log.append(one("a", b"%d" % number))
         log = await home.reopen(log)
         await log.close()
-        assert list(early) == home.catalogue_files()
+        assert list(early) == home.metadata_files() + home.catalogue_files()
         for path, content in early.items():
             home.overwrite(path, content)
         log = await home.open()

@@ -116,14 +116,14 @@ def damage_count(at: Home) -> None:
     at.overwrite(COUNT_FILE, flipped(at.content(COUNT_FILE), 0, 0))
 
 
-def lose_catalogue(at: Home) -> None:
-    for path in at.catalogue_files():
+def lose_metadata(at: Home) -> None:
+    for path in at.metadata_files():
         at.disk.remove(path)
 
 
 def damage_first_record(at: Home) -> None:
     """The journal's record is among the first ones."""
-    for path in at.catalogue_files():
+    for path in at.metadata_files():
         content = at.content(path)
         place = content.index(b"journal")
         at.overwrite(path, flipped(content, place, 0))
@@ -135,10 +135,10 @@ def damage_first_record(at: Home) -> None:
     [
         (lose_count,),
         (damage_count,),
-        (lose_catalogue,),
+        (lose_metadata,),
         (damage_first_record,),
-        (lose_catalogue, lose_count),
-        (lose_catalogue, damage_count),
+        (lose_metadata, lose_count),
+        (lose_metadata, damage_count),
         (damage_first_record, lose_count),
     ],
     ids=lambda losses: "+".join(loss.__name__ for loss in losses),

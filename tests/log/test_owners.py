@@ -7,7 +7,7 @@ import msgspec
 from runnel.config import Keep
 from runnel.group_rules.definition import Definition, Mode, SubscriptionOptions
 from runnel.log.log import Cursor
-from runnel.log.metadata.catalogue import Record, TopicMade
+from runnel.log.metadata.records import Record, TopicMade
 
 
 def test_records_of_earlier_versions_have_no_owner() -> None:

@@ -21,6 +21,7 @@ from tests.log.images import (
     batch,
     disk_of,
     flipped,
+    format_one,
     image_of,
     open_log,
     run,
@@ -28,14 +29,17 @@ from tests.log.images import (
 )
 
 ALL = ShardId("all", 0)
+METADATA = "/metadata/"
 CATALOGUE = "/catalogue/"
 STATE = "/state/"
 MARKS = "data/synced"
 
 
 async def _store(log: DiskLog) -> None:
-    """Several records in the catalogue, and in a state journal."""
+    """Several records in the metadata, in a catalogue, and in a state journal."""
     await log.append(batch("a", b"one"))
+    for _ in range(3):
+        await log.metadata.purge_topic("a")
     journal = log.shard(ALL).state
     known: list[bytes] = []
     journal.snapshot = lambda: list(known)
@@ -111,7 +115,7 @@ def test_whole_directory_has_nothing_to_tell(is_closed: bool) -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
-@pytest.mark.parametrize("part", [CATALOGUE, STATE])
+@pytest.mark.parametrize("part", [METADATA, CATALOGUE, STATE])
 @pytest.mark.parametrize("way", WAYS)
 def test_lost_records_are_reported(way: str, part: str, is_closed: bool) -> None:
     whole = image(is_closed)
@@ -122,7 +126,7 @@ def test_lost_records_are_reported(way: str, part: str, is_closed: bool) -> None
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
-@pytest.mark.parametrize("part", [CATALOGUE, STATE])
+@pytest.mark.parametrize("part", [METADATA, CATALOGUE, STATE])
 def test_file_cut_at_every_length_is_reported(part: str, is_closed: bool) -> None:
     whole = image(is_closed)
     path = the_path(whole, part)
@@ -164,9 +168,10 @@ def test_lost_state_is_told_at_every_start_until_state_is_written_again(way: str
     assert run(found, disk) == b"new"
 
 
-def test_catalogue_that_was_lost_is_written_anew_and_told_once() -> None:
+@pytest.mark.parametrize("part", [METADATA, CATALOGUE])
+def test_records_that_were_lost_are_written_anew_and_told_once(part: str) -> None:
     whole = image(True)
-    disk = disk_of(damaged(whole, the_path(whole, CATALOGUE), WAYS["missing"]))
+    disk = disk_of(damaged(whole, the_path(whole, part), WAYS["missing"]))
     assert run(_told, disk) != []
     assert run(_told, disk.restart()) == []
 
@@ -199,13 +204,9 @@ def test_directory_of_an_earlier_version_has_no_marks_and_gets_them() -> None:
     """Its records do not mention marks, so their absence is no damage."""
     disk = disk_of({})
 
-    async def without_marks(log: DiskLog) -> None:
-        log._state.has_marks = False
-        await _store(log)
-        log._catalogue.renew()
-
-    run(without_marks, disk)
-    earlier = {path: data for path, data in image_of(disk).items() if path != MARKS}
+    run(_store, disk)
+    earlier = format_one(image_of(disk), has_marks=False)
+    del earlier[MARKS]
     disk = disk_of(earlier)
     assert run(_told, disk) == []
     path = the_path(image_of(disk), STATE)
@@ -221,8 +222,8 @@ def test_mark_that_cannot_be_written_lags_behind_and_is_written_by_the_next() ->
         await log.metadata.set_cursor("d", [])
         disk.heal()
         await log.metadata.set_cursor("e", [])
-        number, end = read_marks(disk, DIRECTORY).marks["catalogue"]
-        content = image_of(disk)[f"data/catalogue/{number:020d}"]
+        number, end = read_marks(disk, DIRECTORY).marks["metadata"]
+        content = image_of(disk)[f"data/metadata/{number:020d}"]
         assert len(content) == end
         await log.close()
 

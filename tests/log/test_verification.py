@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+import pytest
 
 from runnel.config import Rotate, TopicRule
 from runnel.formats import block
@@ -65,9 +68,10 @@ def test_every_flipped_bit_of_an_index_is_found_where_it_is() -> None:
         assert places(found) == [(path, position)]
 
 
-def test_every_flipped_bit_of_a_catalogue_record_is_reported() -> None:
+@pytest.mark.parametrize("files", [Home.metadata_files, Home.catalogue_files])
+def test_every_flipped_bit_of_a_record_is_reported(files: Callable[[Home], list[str]]) -> None:
     home = written(SMALL, write=write)
-    (path,) = home.catalogue_files()
+    (path,) = files(home)
     content = home.content(path)
     start = 0
     while start < len(content):

@@ -59,12 +59,14 @@ CURSORS: Final = 2
 SUBSCRIPTION: Final = "work"
 TAIL_BYTES: Final = 512
 _FOLDERS: Final = (
-    "catalogue",
+    "metadata",
     "journals",
     "journals/main",
     "journals/main/0",
+    "journals/main/0/catalogue",
     "journals/main/0/state",
     "journals/main/1",
+    "journals/main/1/catalogue",
     "journals/main/1/state",
     "journals/own%2Fc",
 )

@@ -200,7 +200,7 @@ class History(ProcessHistory):
     def _losses(self) -> Mapping[ShardId, RunnelError]:
         """The shards that were dropped, by the history or by the log when it closed."""
         if self._log is not None:
-            for shard_id, shard in self._log._shards.items():
+            for shard_id, shard in self._log._owned.shards.items():
                 if shard.writer._dropped is not None:
                     self.lost_shards[shard_id] = shard.writer._dropped
         return self.lost_shards

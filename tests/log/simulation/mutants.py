@@ -13,14 +13,15 @@ from runnel.errors import DiskFullError, RunnelError
 from runnel.formats import block, checksum
 from runnel.formats import envelope as envelopes
 from runnel.log.disk.pending import PendingBatch
+from runnel.log.disk.recovery import Recovery
 from runnel.log.disk.shard import DiskShard
-from runnel.log.disk.topic_removal import TopicRemoval
 from runnel.log.disk.writer import ShardWriter
 from runnel.log.group_store import STORED, BatchGroup, Failed, Outcome, Unknown
 from runnel.log.log import Appended, Hold, Level
-from runnel.log.metadata.catalogue import Catalogue
+from runnel.log.metadata.catalogue import MetadataJournal, ShardCatalogue
 from runnel.log.metadata.cursors import CursorTable
 from runnel.log.metadata.producers import ProducerTable
+from runnel.log.metadata.record_journal import RecordJournal
 from runnel.log.metadata.topic_table import Partition, number_runs
 from runnel.log.retention.holds import Holds, ShardHolds
 from runnel.log.segments import paths
@@ -67,16 +68,27 @@ def producers_are_not_recorded(patch: Patch) -> None:
 
 
 def snapshots_forget_the_newest_records(patch: Patch) -> None:
-    begin_file = Catalogue._begin_file
+    begin_file = RecordJournal._begin_file
 
-    def begin_with_snapshot_alone(catalogue: Catalogue, records: Sequence[Any]) -> None:
-        begin_file(catalogue, list(catalogue._snapshot()) if records else ())
+    def begin_with_snapshot_alone(
+        journal: MetadataJournal | ShardCatalogue, records: Sequence[Any]
+    ) -> None:
+        begin_file(journal, list(journal._snapshot()) if records else ())
 
-    patch.setattr(Catalogue, "_begin_file", begin_with_snapshot_alone)
+    patch.setattr(MetadataJournal, "_begin_file", begin_with_snapshot_alone)
+    patch.setattr(ShardCatalogue, "_begin_file", begin_with_snapshot_alone)
 
 
 def purges_are_not_recovered(patch: Patch) -> None:
-    patch.setattr(TopicRemoval, "hide_again", lambda removal, shards: None)
+    restore = Recovery.restore
+
+    async def restore_without_hiding(recovery: Recovery, *found: Any) -> list[DiskShard]:
+        shards = await restore(recovery, *found)
+        for shard in shards:
+            shard.has_hidden = False
+        return shards
+
+    patch.setattr(Recovery, "restore", restore_without_hiding)
 
 
 def cursors_hold_nothing(patch: Patch) -> None:

@@ -141,13 +141,15 @@ async def restart(history: History) -> None:
 async def lose_shard(history: History) -> None:
     """A shard is lost without warning: what was queued is answered at once. The next process finds what was stored."""
     shards = [
-        shard for shard in history.log.shards() if not history.log._shards[shard].writer._dropped
+        shard
+        for shard in history.log.shards()
+        if not history.log._owned.shards[shard].writer._dropped
     ]
     if history.medium is None or not shards:
         return
     shard = history.random.choice(shards)
     history.say(f"{shard} is lost")
-    history.log._shards[shard].writer.drop(MovedError(f"{shard} is elsewhere now"))
+    history.log._owned.shards[shard].writer.drop(MovedError(f"{shard} is elsewhere now"))
     history.traffic.look_at_answers()
     await history.restart()
 
@@ -289,7 +291,7 @@ async def rewrite(history: History) -> None:
         return [(offset, offset + 1) for offset in offsets if not drops(salt, key, offset)]
 
     try:
-        count = await history.patiently(history.log._shards[shard].rewrite(keep), "rewrite")
+        count = await history.patiently(history.log._owned.shards[shard].rewrite(keep), "rewrite")
         history.say(f"   rewrote {count} segments")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)

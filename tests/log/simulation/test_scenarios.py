@@ -82,7 +82,7 @@ async def test_purge_and_deletion_survive_the_snapshots_that_they_lead_to() -> N
 async def test_snapshot_whose_name_could_not_be_stored_is_not_what_a_restart_reads() -> None:
     disk = FakeDisk(1)
     log = await open_log(disk, catalogue_log_bytes_max=400)
-    disk.fail(Kind.SYNC_DIRECTORY, errno.EIO, path=lambda path: path.endswith("catalogue"))
+    disk.fail(Kind.SYNC_DIRECTORY, errno.EIO, path=lambda path: path.endswith("metadata"))
     for offset in range(1, 20):
         await log.metadata.set_cursor("c", [CursorPosition(topic="a", offset=offset)])
     [cursor] = (await open_log(_killed(disk))).metadata.cursors.all()
@@ -94,7 +94,7 @@ async def test_publishing_works_again_after_a_topic_could_not_be_recorded() -> N
     disk = FakeDisk(1)
     log = await open_log(disk)
     await log.append(batch("a", b"one"))
-    disk.fail(Kind.WRITE, errno.ENOSPC, path=lambda path: "catalogue" in path)
+    disk.fail(Kind.WRITE, errno.ENOSPC, path=lambda path: "metadata" in path)
     with pytest.raises(DiskFullError):
         await log.append(batch("b", b"refused"))
     await log.append(batch("a", b"two"))
@@ -106,7 +106,7 @@ async def test_publishing_works_again_after_a_topic_could_not_be_recorded() -> N
 async def test_topic_that_could_not_be_recorded_gets_no_messages_by_way_of_a_later_topic() -> None:
     disk = FakeDisk(1)
     log = await open_log(disk)
-    disk.fail(Kind.WRITE, errno.ENOSPC, path=lambda path: "catalogue" in path)
+    disk.fail(Kind.WRITE, errno.ENOSPC, path=lambda path: "metadata" in path)
     made = asyncio.ensure_future(log.metadata.ensure_topic("a"))
     await asyncio.sleep(0)  # it has begun
     appended = log.append(batch("a", b"refused"))
@@ -134,7 +134,7 @@ async def test_topic_that_a_damaged_catalogue_forgot_is_there_for_good() -> None
     await log.append(batch("a", b"one"))
     await log.close()
     disk = disk.restart()
-    path = the_path(files_of(disk), "/catalogue/")
+    path = the_path(files_of(disk), "/metadata/")
     disk.flip_bit(path, files_of(disk)[path].index(b"topic"), 0)
     log = await open_log(disk)
     assert any(report.startswith(path) for report in log.recovered.damage)
@@ -171,7 +171,7 @@ async def test_entries_are_not_given_again_when_rewriting_dropped_the_last() -> 
     await log.close()
     # Segments so small that the one there is not written to again; a snapshot with every record.
     log = await open_log(disk := disk.restart(), segment_bytes_max=100, catalogue_log_bytes_max=1)
-    await log._shards[ALL].rewrite(
+    await log._owned.shards[ALL].rewrite(
         lambda key, base, count, *_: [(base, base + 1)] if base < 3 else []
     )
     assert log.shard(ALL).entries().next_offset == 4
@@ -189,7 +189,7 @@ async def test_reader_finds_what_follows_when_all_segments_before_are_gone() -> 
     await log.close()
     log = await open_log(disk.restart(), segment_bytes_max=400)
     end = (await log.read("a", 0, 1)).next_offset
-    await log._shards[ALL].rewrite(drop_everything)
+    await log._owned.shards[ALL].rewrite(drop_everything)
     for number in range(3):
         await log.append(batch("a", b"%d" % number, BIG))
     assert (await payloads(log, "a"))[end] == b"0"
@@ -284,7 +284,7 @@ async def test_closing_answers_everyone_though_the_catalogue_cannot_be_written()
     disk = FakeDisk(1)
     log = await open_log(disk)
     await log.append(batch("a", b"one"))
-    disk.fail(Kind.WRITE, errno.EIO, path=lambda path: "catalogue" in path, times=None)
+    disk.fail(Kind.WRITE, errno.EIO, path=lambda path: "metadata" in path, times=None)
     appended = [log.append(batch("a", b"two")), log.append(batch("b", b"three"))]
     with pytest.raises(Unavailable):
         await log.close()

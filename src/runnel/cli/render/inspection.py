@@ -9,7 +9,7 @@ import typer
 
 from runnel.cli.render.tables import Table, counted, human_bytes, json_text, printable
 from runnel.cli.render.times import format_time
-from runnel.log.log import CursorPosition
+from runnel.log.log import CursorPosition, ShardId
 from runnel.log.reading import JournalInfo, OfflineLog, SegmentInfo, TopicInfo
 from runnel.platform.lock_holder import LockHolder
 
@@ -41,9 +41,9 @@ def as_json(found: Inspected) -> str:
         "directory": log.directory,
         "format": log.format,
         "open_in_process": None if holder is None else msgspec.to_builtins(holder),
-        "epoch": log.catalogued.epoch,
+        "epoch": max(log.catalogued.epochs.values(), default=0),
         "was_closed": log.catalogued.was_closed,
-        "journals": [_journal_json(*item) for item in found.journals],
+        "journals": [_journal_json(log, *item) for item in found.journals],
         "cursors": [msgspec.to_builtins(cursor) for cursor in log.cursors()],
     }
     if found.topics is not None:
@@ -53,10 +53,17 @@ def as_json(found: Inspected) -> str:
     return json_text(document)
 
 
-def _journal_json(journal: JournalInfo, segments: list[SegmentInfo]) -> dict[str, Any]:
+def _journal_json(
+    log: OfflineLog, journal: JournalInfo, segments: list[SegmentInfo]
+) -> dict[str, Any]:
+    epochs = log.catalogued.epochs
     return {
         "name": journal.name,
         "folder": journal.folder,
+        "shards": [
+            {"shard": shard, "epoch": epochs.get(ShardId(journal.name, shard), 0)}
+            for shard in journal.shards
+        ],
         "file_bytes": sum(segment.file_bytes for segment in segments),
         "segments": [_segment_json(segment) for segment in segments],
     }
@@ -105,7 +112,7 @@ def _time_json(name: str, time_ns: int) -> dict[str, Any]:
 
 def _notes(log: OfflineLog) -> list[str]:
     report = log.report
-    missing = [] if log.catalogued.is_present else ["there is no catalogue"]
+    missing = [] if log.catalogued.is_present else ["there is no metadata"]
     return [*missing, *map(str, report.torn), *map(str, report.withheld)]
 
 

@@ -13,13 +13,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from runnel.errors import ClientFault, DiskFullError
 from runnel.log.metadata import catalogue
+from runnel.log.metadata.record_journal import LoadedRecords
+from runnel.log.metadata.records import Opened
 from runnel.log.segments import paths
+from runnel.log.segments.format_file import FORMAT, read_format
 from runnel.log.segments.records import RecordFile
 from runnel.platform.disk import Disk
 
@@ -102,21 +105,38 @@ def files_of(directory: Path) -> list[tuple[str, int]]:
 
 
 def begin_epoch(disk: Disk, directory: Path) -> int:
-    """Begin an epoch that no other copy has: the time in milliseconds, or the next epoch if that is higher."""
-    folder = f"{directory}/{paths.CATALOGUE}"
+    """Let the epochs of all shards be above one that no other copy has. Returns that epoch.
+
+    It is the time in milliseconds, or the newest epoch if that is higher.
+    """
+    root = str(directory)
+    is_former = read_format(disk, root).format != FORMAT
+    folder = f"{root}/{paths.CATALOGUE if is_former else paths.METADATA}"
     numbers = [int(name) for name in disk.list(folder) if name.isdecimal()]
     if not numbers:
         return 0  # nothing was ever stored
-    loaded = catalogue.read_newest(disk, folder)
-    opened = [each.epoch for each in loaded.records if isinstance(each, catalogue.Opened)]
+    found = [catalogue.read_format_one(disk, root)] if is_former else list(_all_records(disk, root))
+    epochs = [
+        record.epoch for loaded in found for record in loaded.records if isinstance(record, Opened)
+    ]
     now_ns = time.time_ns()
-    epoch = max(max(opened, default=0) + 1, now_ns // _NS_PER_MS)
+    epoch = max(max(epochs, default=0) + 1, now_ns // _NS_PER_MS)
     file, _, _ = RecordFile.recover(disk, f"{folder}/{max(numbers):020d}")
     try:
-        file.append(msgspec.msgpack.encode([catalogue.Opened(epoch, now_ns)]))
+        file.append(msgspec.msgpack.encode([Opened(epoch, now_ns)]))
     finally:
         file.close()
     return epoch
+
+
+def _all_records(disk: Disk, directory: str) -> Iterator[LoadedRecords[Any]]:
+    yield catalogue.read_metadata(disk, directory)
+    root = f"{directory}/{paths.JOURNALS}"
+    for journal in disk.list(root):
+        for shard in disk.list(f"{root}/{journal}"):
+            if shard.isdecimal():
+                with suppress(FileNotFoundError):  # nothing was ever stored in it
+                    yield catalogue.read_catalogue(disk, f"{root}/{journal}/{shard}")
 
 
 def _unfinished(target: Path) -> Path:

@@ -10,9 +10,8 @@ from uuid import uuid4
 from runnel.errors import ClientFault, Unavailable
 from runnel.log.backup import checkpoint
 from runnel.log.disk.shard import DiskShard
-from runnel.log.disk.writer import ShardWriter
 from runnel.log.log import ShardId
-from runnel.log.metadata.catalogue import Catalogue
+from runnel.log.metadata.catalogue import MetadataJournal
 from runnel.log.metadata.state_journal import StateJournals
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
@@ -30,7 +29,7 @@ class Checkpoints:
         directory: str,
         shards: Mapping[ShardId, DiskShard],
         states: StateJournals,
-        catalogue: Catalogue,
+        metadata: MetadataJournal,
         clock: Clock,
         workers: Workers,
         check_open: Callable[[], None],
@@ -38,12 +37,12 @@ class Checkpoints:
         self._directory = directory
         self._shards = shards
         self._states = states
-        self._catalogue = catalogue
+        self._metadata = metadata
         self._clock = clock
         self._workers = workers
         self._check_open = check_open
         self._exists = False
-        self._paused: list[ShardWriter] | None = None  # None: the log is not at rest
+        self._paused: list[DiskShard] | None = None  # None: the log is not at rest
         self.resting = asyncio.Lock()  # held while the log is at rest, or closing
 
     async def make(self) -> tuple[str, str]:
@@ -88,7 +87,8 @@ class Checkpoints:
         """Pause a new shard if the log is at rest."""
         if self._paused is not None:
             shard.writer.pause_at_once()
-            self._paused.append(shard.writer)
+            shard.catalogue.pause_at_once()
+            self._paused.append(shard)
 
     @asynccontextmanager
     async def _at_rest(self) -> AsyncIterator[None]:
@@ -102,21 +102,22 @@ class Checkpoints:
                         await ends.enter_async_context(shard.undisturbed())
                         undisturbed.add(shard_id)
             self._paused = []
-            ends.callback(self._resume_writers)
+            ends.callback(self._resume_shards)
             for shard in list(self._shards.values()):  # shards made from now on begin paused
-                self._paused.append(
-                    shard.writer
-                )  # first: it is paused even if waiting for it is cancelled
+                self._paused.append(shard)  # first: it is resumed even if this wait is cancelled
                 await shard.writer.pause()
             # Journals last: a writer may be waiting for one.
             ends.callback(self._states.resume)
             await self._states.pause()
-            ends.callback(self._catalogue.resume)
-            await self._catalogue.pause()
+            for shard in list(self._paused):
+                await shard.catalogue.pause()
+            ends.callback(self._metadata.resume)
+            await self._metadata.pause()
             yield
 
-    def _resume_writers(self) -> None:
+    def _resume_shards(self) -> None:
         assert self._paused is not None
         paused, self._paused = self._paused, None
-        for writer in paused:
-            writer.resume()
+        for shard in paused:
+            shard.catalogue.resume()
+            shard.writer.resume()

@@ -9,19 +9,22 @@ from os import PathLike
 from typing import Final
 
 from runnel.config import Keep, Settings
-from runnel.errors import ClosedError, UnknownTopicError
+from runnel.errors import ClosedError
 from runnel.formats.batch import Batch
 from runnel.log.backup import checkpoint
+from runnel.log.disk import migration
 from runnel.log.disk.checkpoints import Checkpoints
+from runnel.log.disk.directory import checked_directory, lock_directory
+from runnel.log.disk.directory_recovery import DirectoryRecovery
 from runnel.log.disk.disk_metadata import DiskMetadata
 from runnel.log.disk.folders import ShardFolders
-from runnel.log.disk.group_writer import FileGroupStore, GroupWriter, MakeGroupStore
-from runnel.log.disk.last_value_keeper import LastValueKeeper
-from runnel.log.disk.recovery import Recovery, checked_directory, lock_directory
+from runnel.log.disk.group_writer import MakeGroupStore
+from runnel.log.disk.owned_shards import OwnedShards
+from runnel.log.disk.recovery import FoundShard, Recovery
 from runnel.log.disk.shard import DiskShard
+from runnel.log.disk.shard_factory import ShardFactory
 from runnel.log.disk.topic_creation import TopicCreation
 from runnel.log.disk.topic_removal import TopicRemoval
-from runnel.log.disk.writer import ShardParts
 from runnel.log.log import (
     SCAN_BYTES,
     Appended,
@@ -42,20 +45,20 @@ from runnel.log.log import (
     Trimmed,
     Turn,
 )
-from runnel.log.metadata import catalogue as records
-from runnel.log.metadata.catalogue import Catalogue, Record
-from runnel.log.metadata.catalogue_state import CatalogueState
+from runnel.log.metadata.catalogue import MetadataJournal
+from runnel.log.metadata.format_one import FormatOne
 from runnel.log.metadata.log_tables import LogTables
-from runnel.log.metadata.producers import ProducerTable
+from runnel.log.metadata.metadata_state import MetadataState
+from runnel.log.metadata.recorded_shard import RecordedShard
+from runnel.log.metadata.records import Closed, Opened
 from runnel.log.metadata.state_journal import StateJournals
-from runnel.log.metadata.topic_table import Topic, check_append, check_offset
-from runnel.log.retention.holds import ShardHolds
+from runnel.log.metadata.topic_table import Partition, Topic, check_append, check_offset
 from runnel.log.segments import paths
 from runnel.log.segments.files import OpenFiles
+from runnel.log.segments.format_file import FORMAT, keep_account, read_format
 from runnel.log.segments.scan import Damage
-from runnel.log.segments.segments import IndexCache, SegmentFolder
-from runnel.log.segments.synced_marks import SyncedMarks
-from runnel.log.shard_view import ShardView
+from runnel.log.segments.synced_marks import MarksFound, SyncedMarks
+from runnel.log.shard_view import ShardView, moved
 from runnel.platform.clock import Clock
 from runnel.platform.disk import Disk, DiskLock
 from runnel.platform.tasks import OwnedTasks
@@ -63,6 +66,7 @@ from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, Policies
 
+_NS_PER_MS: Final = 1_000_000
 _DAMAGE_SHOWN_MAX: Final = 100
 _CAPABILITIES: Final = Capabilities(
     is_durable=True,
@@ -77,7 +81,7 @@ class DiskLog:
     """The log on a file system. Make one with `await DiskLog.open(…)`.
 
     It opens and recovers the shards of a data directory, and sends each batch and each read to its shard. `metadata`
-    records changes of topics, cursors and subscriptions in the catalogue.
+    records changes of topics, cursors and subscriptions.
     """
 
     def __init__(
@@ -99,71 +103,79 @@ class DiskLog:
             journal_shards=settings.log.journal_shards,
         )
         self._topics = self._tables.topics
-        self._listener = listener
-        self._holds = holds
         self._directory = directory.rstrip("/")
         self._settings = settings
         self._policies = policies
         self._disk = disk
         self._clock = clock
         self._workers = workers
-        self._make_group_store = make_group_store or self._make_file_store
         self._files = OpenFiles(disk, settings.limits.open_files_max)
-        self._cache = IndexCache(settings.log.index_cache_bytes_max)
         self._tasks = OwnedTasks("the log")
-        self._shards: dict[ShardId, DiskShard] = {}
-        self._views: dict[ShardId, ShardView] = {}
-        self._folders = ShardFolders(disk, self._directory, self._topics.shard_count)
         self._marks = SyncedMarks(disk, self._directory)
-        self._catalogue = Catalogue(
+        self._state = MetadataState(policies, self._tables)
+        self._journal = MetadataJournal(
             disk,
             workers,
-            f"{self._directory}/{paths.CATALOGUE}",
+            f"{self._directory}/{paths.METADATA}",
             marks=self._marks,
             bytes_max=settings.log.catalogue_log_bytes_max,
-            snapshot=self._snapshot,
+            snapshot=lambda: self._state.snapshot(clock.time_ns()),
         )
-        self._state = CatalogueState(
-            policies,
-            self._topics,
-            self._tables.cursors,
-            self._tables.last_values,
-            self._tables.subscriptions,
-        )
+        folders = ShardFolders(disk, self._directory, self._topics.shard_count)
         self._states = StateJournals(
             disk,
             workers,
             self._directory,
             marks=self._marks,
             bytes_max=settings.log.state_log_bytes_max,
-            make_shard_folder=self._folders.make,
+            make_shard_folder=folders.make,
         )
-        self._creation = TopicCreation(self._topics, self._catalogue, listener)
-        self._removal = TopicRemoval(
-            self._topics, self._tables.last_values, self._catalogue, self._shard, listener
+        self._factory = ShardFactory(
+            self._directory,
+            settings,
+            policies,
+            self._tables,
+            disk,
+            clock,
+            workers,
+            self._files,
+            self._marks,
+            folders,
+            self._tasks,
+            listener,
+            holds,
+            make_group_store,
+            of_journal=lambda journal: self._owned.of_journal(journal),
+            on_damage=self._on_damage,
+        )
+        self._owned = OwnedShards(
+            self._factory,
+            self._load_shard,
+            self._topics,
+            self._states,
+            disk,
+            workers,
+            self._tasks,
+            is_exclusive=True,
+            on_new_shard=lambda shard: self._checkpoints.on_new_shard(shard),
+        )
+        self._creation = TopicCreation(
+            self._topics, self._journal.add_made, self._owned.find, self._tasks, listener
         )
         self.metadata: Final = DiskMetadata(
             self._tables,
-            self._catalogue,
+            self._journal,
             self._creation,
-            self._removal,
+            TopicRemoval(self._topics, self._journal, self._owned.get, self._owned.find, listener),
             clock,
             self._check_open,
             self._stored_term,
         )
-        self._last_keeper = LastValueKeeper(
-            self._tables.keeps_last_value,
-            self._tables.last_values,
-            self._catalogue,
-            self._shard,
-            workers,
-            settings.log,
-        )
         self._checkpoints = Checkpoints(
             self._directory,
-            self._shards,
+            self._owned.shards,
             self._states,
-            self._catalogue,
+            self._journal,
             clock,
             workers,
             self._check_open,
@@ -231,91 +243,146 @@ class DiskLog:
         if paths.CHECKPOINT in self._disk.list(self._directory):  # left by a killed process
             await submit(checkpoint.discard, self._directory)
         marks = await submit(self._marks.open)
-        loaded = await submit(self._catalogue.open)
+        written = await submit(read_format, self._disk, self._directory)
+        if written.format == FORMAT:
+            recovery = await self._recover(marks, keeps_account=written.keeps_account)
+        else:
+            recovery = await self._migrate(marks, keeps_account=written.keeps_account)
+        with suppress(OSError):  # then later starts do not report missing segments as losses
+            await submit(keep_account, self._disk, self._directory)
+        await self._journal.add(Opened(self._state.epoch, self._clock.time_ns(), has_marks=True))
+        self.recovered = self._report(recovery)
+        self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
+
+    async def _recover(self, marks: MarksFound, *, keeps_account: bool) -> Recovery:
+        submit = self._workers.submit
+        await submit(migration.discard_former, self._disk, self._directory, self._marks)
+        loaded = await submit(self._journal.open)
         self._state.apply_all(loaded.records)
-        recovery = Recovery(
-            self._directory,
-            self._disk,
-            self._files,
-            self._policies,
-            self._state,
+        self._state.has_marks = True
+        recovery = self._recovery(keeps_account=keeps_account)
+        directory = self._directory_recovery(recovery)
+        directory.judge_metadata(
             loaded,
-            self._shard,
-            self._states,
+            marks,
+            is_closed=self._state.is_closed and not loaded.damage,
+            has_marks=bool(loaded.records),
+        )
+        found = await submit(directory.find, lambda _: None, ())
+        await self._restore(recovery, found)
+        if recovery.are_topics_incomplete and found:
+            with suppress(OSError):  # then the next start finds it damaged again
+                await submit(self._journal.renew)
+        return recovery
+
+    async def _migrate(self, marks: MarksFound, *, keeps_account: bool) -> Recovery:
+        """Recover a directory of format 1, and write it in the present format."""
+        submit = self._workers.submit
+        disk, state = self._disk, self._state
+        await submit(migration.discard_unfinished, disk, self._directory, self._marks)
+        mark = self._marks.get(f"{self._directory}/{paths.CATALOGUE}")
+        loaded = await submit(migration.load_former, disk, self._directory, mark)
+        former = FormatOne(state, self._tables)
+        former.apply_all(loaded.records)
+        # If an older Runnel ran here last, it may have removed segments and the records of removals.
+        is_older = bool(state.epoch) and not state.has_marks
+        # If records behind it are lost, the last one left does not tell how the process ended.
+        is_closed = state.is_closed and not loaded.damage
+        recovery = self._recovery(keeps_account=keeps_account and not is_older)
+        recovery.has_format_one = True
+        directory = self._directory_recovery(recovery)
+        directory.judge_metadata(loaded, marks, is_closed=is_closed, has_marks=state.has_marks)
+        recorded = former.recorded(is_closed=is_closed)
+        found = await submit(
+            directory.find,
+            lambda shard: recorded.get(shard) or RecordedShard(state.epoch, is_closed),
+            former.shards,
+        )
+        await self._restore(recovery, found)
+        former.take_terms()
+        state.has_marks = True
+        await submit(self._write_present_format)
+        return recovery
+
+    def _write_present_format(self) -> None:
+        partitions: dict[ShardId, list[tuple[Topic, Partition]]] = {}
+        for topic in self._topics:
+            for part in topic.partitions:
+                partitions.setdefault(part.shard, []).append((topic, part))
+        migration.migrate(
+            self._disk,
+            self._directory,
+            self._journal,
+            self._state.snapshot(self._clock.time_ns()),
+            (
+                (shard.catalogue, shard.snapshot(partitions.get(shard.id, ())))
+                for shard in self._owned
+            ),
             self._marks,
         )
-        recovery.judge_marks(marks)
-        self._state.epoch += 1
-        self._state.has_marks = True
-        found = await submit(recovery.find_shards)
-        news = recovery.load(found)
-        if recovery.is_incomplete:
-            await recovery.reconcile(self._shards.values())
-        await recovery.remember_losses(self._workers, list(self._shards.values()))
-        for shard in self._shards.values():
-            await submit(shard.resume)
-        self._removal.hide_again(self._shards)
-        if recovery.is_incomplete and found:
-            with suppress(OSError):  # then the next start finds it damaged again
-                await submit(self._catalogue.renew)
-        opened = records.Opened(self._state.epoch, self._clock.time_ns(), has_marks=True)
-        await self._catalogue.add(*news, opened)
-        self.recovered = recovery.outcome()
-        self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
+
+    def _recovery(self, *, keeps_account: bool) -> Recovery:
+        return Recovery(
+            self._disk,
+            self._files,
+            self._workers,
+            self._policies,
+            self._topics,
+            self._marks,
+            self._states,
+            self._factory.catalogue,
+            keeps_account=keeps_account,
+        )
+
+    def _directory_recovery(self, recovery: Recovery) -> DirectoryRecovery:
+        return DirectoryRecovery(
+            self._directory, self._disk, self._files, self._topics, self._marks, recovery
+        )
+
+    async def _restore(self, recovery: Recovery, found: Sequence[FoundShard]) -> None:
+        self._owned.first_epoch = self._state.epoch + 1
+        for shard in await recovery.restore(found, self._make_shard):
+            self._owned.add(shard)
+
+    def _make_shard(self, found: FoundShard, above: int = 0) -> DiskShard:
+        """A shard for the next term of what was found."""
+        epoch = max(found.recorded.epoch, self._state.epoch, above) + 1
+        if found.is_lost:  # later epochs may have been recorded: no clock counts as fast as that
+            epoch = max(epoch, self._clock.time_ns() // _NS_PER_MS)
+        return self._factory.shard(found.id, found.catalogue, epoch)
+
+    async def _load_shard(self, shard_id: ShardId, above: int) -> DiskShard:
+        """Load a shard that another log may have served meanwhile, for a term with an epoch above this one."""
+        async with self._checkpoints.resting:
+            self._check_open()
+            recovery = self._recovery(keeps_account=True)
+            for _, partition in self._topics.partitions_in(shard_id):
+                partition.reset()
+            folder = self._factory.folder(shard_id)
+            found = await self._workers.submit(recovery.read, shard_id, folder)
+            [shard] = await recovery.restore([found], lambda each: self._make_shard(each, above))
+            for damage in recovery.all_damage():
+                self._on_damage(damage)
+            return shard
+
+    def _report(self, recovery: Recovery) -> Recovered:
+        differences = [
+            difference
+            for topic in self._topics
+            if not topic.is_deleted
+            for difference in self._policies.differences(topic.name, topic.policy.fixed)
+        ]
+        damage = recovery.all_damage()
+        return Recovered(
+            recovery.was_clean and not recovery.torn and not recovery.damage,
+            [str(torn) for torn in recovery.torn],
+            [str(bad) for bad in damage],
+            differences,
+        )
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the log is closed")
-
-    def _shard(self, shard_id: ShardId) -> DiskShard:
-        shard = self._shards.get(shard_id)
-        if shard is None:
-            shard = self._shards[shard_id] = self._new_shard(shard_id)
-            self._checkpoints.on_new_shard(shard)
-        return shard
-
-    def _new_shard(self, shard_id: ShardId) -> DiskShard:
-        settings = self._settings
-        folder = paths.shard_folder(self._directory, shard_id.journal, shard_id.shard)
-
-        def producers() -> ProducerTable:
-            return ProducerTable(settings.limits.producers_max, settings.log.producer_age_max_ns)
-
-        return DiskShard(
-            shard_id,
-            ShardParts(
-                self._disk,
-                self._clock,
-                self._workers,
-                self._files,
-                self._catalogue,
-                self._tasks,
-                settings.log,
-                self._state.epoch,
-                self._listener,
-                self._marks,
-                self._make_group_store,
-            ),
-            self._policies.for_journal(shard_id.journal, keep=Keep.DISK),
-            SegmentFolder(self._disk, self._files, folder),
-            self._cache,
-            producers(),
-            producers(),
-            make_folder=lambda: self._folders.make(shard_id),
-            of_journal=lambda: self._of_journal(shard_id.journal),
-            find=self._tables.find_partition,
-            shard_holds=ShardHolds(shard_id, self._tables.cursors, self._holds),
-            before_removal=self._last_keeper.take_over,
-            on_damage=self._on_damage,
-        )
-
-    def _make_file_store(self, shard_id: ShardId, writer: GroupWriter) -> FileGroupStore:
-        return FileGroupStore(shard_id, writer, self._workers)
-
-    def _of_journal(self, journal: str) -> list[DiskShard]:
-        """The shards of a journal that have been opened."""
-        shards = map(self._shards.get, self._topics.shards_of(journal))
-        return [shard for shard in shards if shard is not None]
 
     # --- Appending ---
 
@@ -334,18 +401,21 @@ class DiskLog:
             partitions = self._topics.resolve(batch.envelope, creator, topics_made_max)
         finally:
             self._creation.record()  # also for a batch that is refused after its topics were made
-        shard = self._shards.get(partitions[0].shard) or self._shard(partitions[0].shard)
+        shard = self._owned.get(partitions[0].shard)
         unrecorded = self._creation.unrecorded(batch.envelope.topics)
         return shard.append(batch, partitions, level, unrecorded)
 
     async def wait_room(self, shard: ShardId) -> None:
         self._check_open()
-        if shard in self._shards:
-            await self._shards[shard].writer.wait_room()
+        known = self._owned.find(shard)
+        if known is not None:
+            await known.writer.wait_room()
+        elif self._owned.is_away(shard):
+            raise moved(shard)
 
     async def sync(self) -> None:
         self._check_open()
-        for shard in list(self._shards.values()):
+        for shard in self._owned:
             await shard.writer.sync()
 
     def _on_topic_made(self, topic: Topic) -> None:
@@ -359,78 +429,73 @@ class DiskLog:
         self._check_open()
         found = self._topics.partition(topic, partition)
         check_offset(offset)
-        return await self._shard(found.shard).read(found, offset, bytes_max)
+        return await self._owned.get(found.shard).read(found, offset, bytes_max)
 
     async def read_shard(
         self, shard: ShardId, position: Position, *, bytes_max: int = SCAN_BYTES
     ) -> EntryPage:
         self._check_open()
-        return await self._known_shard(shard).read_entries(position, bytes_max)
+        return await self._owned.known(shard).read_entries(position, bytes_max)
 
     async def bounds(self, topic: str, partition: int) -> OffsetBounds:
         self._check_open()
         found = self._topics.partition(topic, partition)
-        return await self._shard(found.shard).bounds(found)
+        return await self._owned.get(found.shard).bounds(found)
 
     async def offset_at(self, topic: str, partition: int, time_ns: int) -> int:
         self._check_open()
         found = self._topics.partition(topic, partition)
-        return await self._shard(found.shard).offset_at(found, time_ns)
+        return await self._owned.get(found.shard).offset_at(found, time_ns)
 
     async def entry_at(self, shard: ShardId, time_ns: int) -> int:
         self._check_open()
-        return await self._known_shard(shard).entry_at(time_ns)
+        return await self._owned.known(shard).entry_at(time_ns)
 
     async def count(self, shard: ShardId, entry: int, patterns: tuple[str, ...], turn: Turn) -> int:
         self._check_open()
-        return await self._known_shard(shard).count(entry, patterns, turn)
-
-    def count_stamp(self, shard: ShardId) -> tuple[int, int]:
-        """A value that changes whenever `count` may change."""
-        known = self._known_shard(shard)
-        return known.entries().next_offset, known.hide_count
+        return await self._owned.known(shard).count(entry, patterns, turn)
 
     def shard(self, shard: ShardId) -> ShardView:
-        view = self._views.get(shard)
-        if view is None:
-            self._check_open()
-            known = self._known_shard(shard)
-            view = self._views[shard] = ShardView(
-                known, self._state.epoch, self._topics, self._states.of
-            )
-        return view
+        self._check_open()
+        return self._owned.view(shard)
 
     def shards(self) -> list[ShardId]:
-        return list(self._shards)
-
-    async def is_still_mine(self, shard: ShardId) -> bool:
-        """The lock of the directory settles it: no other log has it while this one is open."""
-        return shard in self._shards and not self._is_closed
+        return list(self._owned.shards)
 
     def _stored_term(self, producer: str) -> int:
-        return max((shard.producers.term(producer) for shard in self._shards.values()), default=-1)
-
-    def _known_shard(self, shard: ShardId) -> DiskShard:
-        known = self._shards.get(shard)
-        if known is None:
-            if not self._topics.uses(shard):
-                raise UnknownTopicError(f"there is no shard {shard}")
-            known = self._shard(shard)  # nothing has been published there yet
-        return known
+        return max((shard.producers.term(producer) for shard in self._owned), default=-1)
 
     def messages_at(
         self, shard: ShardId, wanted: Mapping[TopicPartition, int]
     ) -> AsyncGenerator[Sequence[Chosen], None]:
         self._check_open()
-        lasting = self._tables.last_of(wanted)
-        return self._known_shard(shard).messages_at(wanted, lasting, self._tables.last_values.at)
+        known = self._owned.known(shard)
+        return known.messages_at(wanted, self._tables.last_of(wanted), known.last_values.at)
+
+    # --- Ownership ---
+
+    async def acquire(self, shard: ShardId) -> ShardView:
+        self._check_open()
+        return await self._owned.acquire(shard)
+
+    async def release(self, shard: ShardId) -> None:
+        self._check_open()
+        await self._owned.release(shard)
+
+    async def drop(self, shard: ShardId) -> None:
+        self._check_open()
+        await self._owned.drop(shard)
+
+    async def is_still_mine(self, shard: ShardId) -> bool:
+        """A lock settles it, on the directory or on the shard's folder: no other log has it meanwhile."""
+        return shard in self._owned.shards and not self._is_closed
 
     # --- Rules ---
 
     async def follow_rules(self) -> Sequence[Difference]:
         self._check_open()
-        for shard_id, shard in self._shards.items():
-            shard.use_policy(self._policies.for_journal(shard_id.journal, keep=Keep.DISK))
+        for shard in self._owned:
+            shard.use_policy(self._policies.for_journal(shard.id.journal, keep=Keep.DISK))
         return await self._topics.follow_rules()
 
     # --- Backups ---
@@ -445,11 +510,11 @@ class DiskLog:
 
     async def trim_shard(self, shard: ShardId) -> Trimmed:
         self._check_open()
-        return await self._known_shard(shard).trim()
+        return await self._owned.known(shard).trim()
 
     async def reopen(self, shard: ShardId) -> Sequence[str]:
         self._check_open()
-        opened = await self._known_shard(shard).reopen()
+        opened = await self._owned.known(shard).reopen()
         damage = [str(bad) for item in opened for bad in item.damage]
         self._damage += damage[: max(0, _DAMAGE_SHOWN_MAX - len(self._damage))]
         return damage
@@ -457,7 +522,7 @@ class DiskLog:
     def statistics(self) -> LogStatistics:
         return LogStatistics(
             topics=len(self._topics),
-            shards=[shard.statistics() for shard in self._shards.values()],
+            shards=[shard.statistics() for shard in self._owned],
             open_files=len(self._files),
             damage=list(self._damage),
         )
@@ -466,31 +531,25 @@ class DiskLog:
         if len(self._damage) < _DAMAGE_SHOWN_MAX and str(damage) not in self._damage:
             self._damage.append(str(damage))
 
-    def _snapshot(self) -> list[Record]:
-        """The records that a new file of the catalogue begins with. Runs in a worker."""
-        checkpoints = [shard.checkpoint() for shard in list(self._shards.values())]
-        return self._state.snapshot(self._clock.time_ns(), checkpoints)
-
     async def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
-        for shard in self._shards.values():  # at once: a checkpoint may wait for an unknown outcome
-            shard.writer.refuse(ClosedError("the log is closed"))
+        self._owned.refuse(
+            ClosedError("the log is closed")
+        )  # at once: a checkpoint may wait for an unknown outcome
+        await self._owned.settle()
         async with self._checkpoints.resting:  # a checkpoint under way ends soon
             await self._close()
 
     async def _close(self) -> None:
         try:
             # Close all of them before raising a failure: every waiting caller gets an answer.
-            outcomes = await asyncio.gather(
-                *(shard.close() for shard in self._shards.values()),
-                self._states.close(),
-                return_exceptions=True,
-            )
+            outcomes = [*await self._owned.close()]
+            outcomes += await asyncio.gather(self._states.close(), return_exceptions=True)
             await self._tasks.finish()
             failure = next((item for item in outcomes if item is not None), None)
-            await self._catalogue.close(*(() if failure else (records.Closed(self._state.epoch),)))
+            await self._journal.close(*(() if failure else (Closed(self._state.epoch),)))
             await self._workers.submit(self._marks.close)
             if failure is not None:
                 raise failure
@@ -498,8 +557,9 @@ class DiskLog:
             self._release()
 
     def _release(self) -> None:
-        self._catalogue.release()
+        self._journal.release()
         self._states.release()
+        self._owned.release_locks()
         self._marks.release()
         self._files.close()
         if self._lock is not None:

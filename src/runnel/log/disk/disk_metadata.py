@@ -1,4 +1,4 @@
-"""`DiskMetadata`: the topics, cursors and subscriptions of a data directory. The catalogue records each change."""
+"""`DiskMetadata`: the topics, cursors, subscriptions and terms of a data directory. Its journal records each change."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from runnel.formats.envelope import Envelope
 from runnel.log.disk.topic_creation import TopicCreation
 from runnel.log.disk.topic_removal import TopicRemoval
 from runnel.log.log import Creator, CursorPosition, LogTopic, SomeMade
-from runnel.log.metadata import catalogue as records
-from runnel.log.metadata.catalogue import Catalogue
+from runnel.log.metadata import records
+from runnel.log.metadata.catalogue import MetadataJournal
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.log_tables import LogTables
 from runnel.platform.clock import Clock
 
 
 class DiskMetadata(LogMetadata):
-    """Records changes in the catalogue, then applies them to the tables."""
+    """Records changes, then applies them to the tables."""
 
     def __init__(
         self,
         tables: LogTables,
-        catalogue: Catalogue,
+        journal: MetadataJournal,
         creation: TopicCreation,
         removal: TopicRemoval,
         clock: Clock,
@@ -30,7 +30,7 @@ class DiskMetadata(LogMetadata):
         stored_term: Callable[[str], int],
     ) -> None:
         super().__init__(tables, clock, check_open, stored_term)
-        self._catalogue = catalogue
+        self._journal = journal
         self._creation = creation
         self._removal = removal
 
@@ -71,11 +71,11 @@ class DiskMetadata(LogMetadata):
         self._check_open()
         cursors = self._tables.cursors
         cursor = cursors.make(name, positions, self._clock.time_ns(), owner)
-        await self._catalogue.add(records.CursorSet(cursor), apply=lambda: cursors.put(cursor))
+        await self._journal.add(records.CursorSet(cursor), apply=lambda: cursors.put(cursor))
 
     async def remove_cursor(self, name: str) -> None:
         self._check_open()
-        await self._catalogue.add(
+        await self._journal.add(
             records.CursorRemoved(name), apply=lambda: self._tables.cursors.remove(name)
         )
 
@@ -85,14 +85,21 @@ class DiskMetadata(LogMetadata):
         self._check_open()
         subscriptions = self._tables.subscriptions
         subscriptions.check(name)
-        await self._catalogue.add(
+        await self._journal.add(
             records.SubscriptionSet(name, content),
             apply=lambda: subscriptions.put(name, content),
         )
 
     async def remove_subscription(self, name: str) -> None:
         self._check_open()
-        await self._catalogue.add(
+        await self._journal.add(
             records.SubscriptionRemoved(name),
             apply=lambda: self._tables.subscriptions.remove(name),
         )
+
+    # --- Terms of named publishers ---
+
+    async def take_term(self, producer: str, above: int = -1) -> int:
+        term = await super().take_term(producer, above)
+        await self._journal.add(records.TermTaken(producer, term))
+        return term

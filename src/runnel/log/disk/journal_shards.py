@@ -1,6 +1,6 @@
 """Restores the number of shards of a journal found on disk.
 
-The catalogue records it, and the journal's folder has it in a file. If both are lost, the segments tell which
+The metadata records it, and the journal's folder has it in a file. If both are lost, the segments tell which
 topic-partitions lie in which shard: the lowest number that fits is taken.
 """
 
@@ -9,24 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from runnel.log.log import ShardId
+from runnel.log.disk.recovery import FoundShard
 from runnel.log.metadata.topic_table import TopicTable
 from runnel.log.segments import paths
 from runnel.log.segments.scan import Damage
-from runnel.log.segments.segments import OpenedSegment, SegmentFolder
 from runnel.log.segments.shards_file import read_shards, write_shards
 from runnel.platform.disk import Disk
 from runnel.topics.partitions import fewest_shards
 
-Found = tuple[ShardId, SegmentFolder, list[OpenedSegment]]
-
 
 def restore_shard_count(
-    disk: Disk, topics: TopicTable, journal: str, folder: str, found: Sequence[Found]
+    disk: Disk, topics: TopicTable, journal: str, folder: str, found: Sequence[FoundShard]
 ) -> Damage | None:
     """Set the journal's number of shards in the table of topics, and mend its file. Runs in a worker.
 
-    Returns what was damaged in the folder. Unless the catalogue knows the number, the caller has to record it again.
+    Returns what was damaged in the folder. Unless the metadata knows the number, the caller has to record it again.
     """
     path = f"{folder}/{paths.SHARDS_FILE}"
     recorded = topics.shard_count(journal) or 1
@@ -40,7 +37,7 @@ def restore_shard_count(
         topics.restore_journal(journal, written)
         return None
     has_file = paths.SHARDS_FILE in disk.list(folder)
-    highest = max((shard.shard for shard, _, _ in found), default=0)
+    highest = max((each.id.shard for each in found), default=0)
     if not highest and not has_file:
         if found:
             topics.restore_journal(journal, 1)
@@ -58,10 +55,10 @@ def _mend(disk: Disk, folder: str, shards: int) -> None:
         disk.sync_directory(folder)
 
 
-def _places(found: Sequence[Found]) -> Iterator[tuple[str, int, int]]:
+def _places(found: Sequence[FoundShard]) -> Iterator[tuple[str, int, int]]:
     """Each topic-partition in the segments, with its shard."""
-    for shard, folder, opened in found:
-        for item in opened:
-            index = item.segment.growing or folder.resume_index(item.segment)
+    for each in found:
+        for item in each.opened:
+            index = item.segment.growing or each.folder.resume_index(item.segment)
             for topic, partition in index.keys():  # noqa: SIM118 - not a dict
-                yield topic, partition, shard.shard
+                yield topic, partition, each.id.shard

@@ -44,14 +44,9 @@ class _BrokenShard(msgspec.Struct, frozen=True):
 
 
 class LossRecovery:
-    """Finds the losses of all shards of a data directory.
+    """Finds the losses of the shards that are opened. `keeps_account`: every removal by retention has been recorded."""
 
-    `keeps_account`: every removal by retention has been recorded. `is_closed`: the catalogue knows where every shard
-    ended.
-    """
-
-    def __init__(self, disk: Disk, *, keeps_account: bool, is_closed: bool) -> None:
-        self._is_closed = is_closed
+    def __init__(self, disk: Disk, *, keeps_account: bool) -> None:
         self._disk = disk
         self._keeps_account = keeps_account
         self._remembered: dict[ShardId, LossesFile] = {}
@@ -81,17 +76,19 @@ class LossRecovery:
         next_entry: int,
         recorded: Mapping[TopicPartition, int],
         mark: Mark,
+        *,
+        is_closed: bool,
     ) -> list[Damage]:
         """Find the places in a shard where something is missing. Returns the damage known from earlier starts.
 
         The catalogue knows entries before `next_entry` and the `recorded` next offsets. `mark` knows the segment
-        written to last.
+        written to last. `is_closed`: the catalogue knows where the shard ended.
         """
         remembered = self._remembered.get(shard.id, LossesFile())
         shard.losses.load(remembered)
         known = shard.losses.damage()
         spans = _spans(opened)
-        lost_end = None if self._is_closed else find_lost_end(spans, remembered, *mark)
+        lost_end = None if is_closed else find_lost_end(spans, remembered, *mark)
         # Catalogue and mark know the same segments, and the mark knows more of their content.
         breaks = find_breaks(spans, remembered, 0 if lost_end else next_entry)
         if breaks and not self._keeps_account:
@@ -118,8 +115,9 @@ class LossRecovery:
         """Whether the segment written to last is gone, and with it the knowledge of which numbers it used."""
         return shard in self._lost_ends
 
-    def broken(self) -> list[ShardId]:
-        return list(self._broken)
+    def is_broken(self, shard: ShardId) -> bool:
+        """Whether something is missing in the shard: `find_lost_messages` tells which messages."""
+        return shard in self._broken
 
     def find_lost_messages(
         self, shard: DiskShard, partitions: Mapping[TopicPartition, PartitionEnds]

@@ -1,346 +1,242 @@
-"""Opens a data directory: locks it, opens and mends its shards, and restores the state of the log.
+"""Restores shards from their files: of a whole data directory when it is opened, of one shard when it is acquired.
 
-Usually the catalogue knows everything but the content of each shard's last segment, which is scanned. Where the
-catalogue is damaged or gone, the segments tell what it may have known: topics, and offsets that must not be used again.
+Usually the catalogue of a shard knows everything but the content of its last segment, which is scanned. Where the
+metadata or a catalogue is damaged or gone, the segments tell what it may have known: topics, and offsets that must not
+be used again.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from os import PathLike, fspath
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from runnel.config import Keep
-from runnel.errors import DiskFullError, FormatVersionError, SettingsError
 from runnel.formats import block
 from runnel.formats.envelope import BODY_BYTES_CEILING
-from runnel.log.disk.journal_shards import Found, restore_shard_count
 from runnel.log.disk.loss_recovery import LossRecovery
 from runnel.log.disk.shard import DiskShard
-from runnel.log.log import Recovered, ShardId
+from runnel.log.log import ShardId
 from runnel.log.losses.missing_segments import PartitionEnds
-from runnel.log.metadata.catalogue import LoadedCatalogue, PartitionAt, Record
-from runnel.log.metadata.catalogue_state import CatalogueState
+from runnel.log.metadata.catalogue import ShardCatalogue
+from runnel.log.metadata.recorded_shard import RecordedShard
+from runnel.log.metadata.records import PartitionAt, ShardRecord
 from runnel.log.metadata.state_journal import StateJournals
-from runnel.log.metadata.topic_table import Partition, Topic
-from runnel.log.segments import paths
+from runnel.log.metadata.topic_table import Partition, Topic, TopicTable
 from runnel.log.segments.files import OpenFiles
 from runnel.log.segments.index import GrowingIndex
 from runnel.log.segments.scan import Damage
-from runnel.log.segments.segments import OpenedSegment, SegmentFolder, write_whole
-from runnel.log.segments.synced_marks import (
-    Mark,
-    MarksFound,
-    SyncedMarks,
-    missing_file,
-    missing_marks,
-)
-from runnel.platform.disk import Disk, DiskLock, FileAccess
+from runnel.log.segments.segments import OpenedSegment, SegmentFolder
+from runnel.log.segments.synced_marks import Mark, SyncedMarks
+from runnel.platform.disk import Disk
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import FixedPolicy, Policies
 
-FORMAT: Final = 1
 # A plain body has at least 4 bytes per message. A compressed one may have almost none, but no more messages than this.
 _DAMAGED_MESSAGES_MAX: Final = BODY_BYTES_CEILING // 4
-_NAMES_SHOWN_MAX: Final = 3
 
 
-class _FormatFile(msgspec.Struct):
-    """The file `runnel.json`. `keeps_account`: every removal by retention is recorded beside the remaining segments."""
+class FoundShard(msgspec.Struct, eq=False):
+    """A shard by its files: its catalogue, its opened segments, and the mark of the segment written to last."""
 
-    format: int
-    keeps_account: bool = False
-
-
-def checked_directory(directory: str | PathLike[str]) -> str:
-    """The path as text. An empty path is refused: with a file name added it would mean the root of the file system."""
-    try:
-        text = fspath(directory)
-    except TypeError:
-        raise SettingsError(f"data directory {directory!r}: a path is needed") from None
-    if not isinstance(text, str) or not text.rstrip("/") or "\0" in text:
-        raise SettingsError(f"data directory {text!r}: a path below the root is needed")
-    return text.rstrip("/")
-
-
-def lock_directory(disk: Disk, directory: str) -> DiskLock:
-    """Make the directory, or check its format, and lock it for this process. Runs in a worker."""
-    try:
-        disk.make_directory(directory)
-        _refuse_foreign(directory, disk.list(directory))
-        lock = disk.lock(f"{directory}/{paths.LOCK_FILE}")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(
-                f"no room to make the data directory {directory}: {error}"
-            ) from error
-        raise SettingsError(f"{directory} cannot be used as a data directory: {error}") from error
-    path = f"{directory}/{paths.FORMAT_FILE}"
-    try:
-        if paths.FORMAT_FILE in disk.list(directory):
-            check_format(disk, path)
-        else:
-            # A directory with journals but without this file may come from an older Runnel.
-            is_new = paths.JOURNALS not in disk.list(directory)
-            _write_format(disk, directory, keeps_account=is_new)
-    except BaseException:
-        lock.release()
-        raise
-    return lock
-
-
-def _refuse_foreign(directory: str, names: Sequence[str]) -> None:
-    """Refuse a directory with foreign files before anything is written: the path may be mistyped."""
-    foreign = [] if paths.FORMAT_FILE in names else paths.foreign_names(names)
-    if foreign:
-        shown = ", ".join(repr(name) for name in foreign[:_NAMES_SHOWN_MAX])
-        more = len(foreign) - _NAMES_SHOWN_MAX
-        raise SettingsError(
-            f"{directory} is not a data directory of Runnel: it holds {shown}"
-            f"{f' and {more} more' if more > 0 else ''}, and no {paths.FORMAT_FILE}; name an empty directory, or one "
-            "that does not exist yet (nothing was written)"
-        )
-
-
-def _write_format(disk: Disk, directory: str, *, keeps_account: bool) -> None:
-    content = msgspec.json.encode(_FormatFile(FORMAT, keeps_account))
-    write_whole(disk, f"{directory}/{paths.FORMAT_FILE}", content)
-    disk.sync_directory(directory)
-
-
-def keeps_account(disk: Disk, directory: str) -> bool:
-    """Whether removals are recorded, so that a missing segment without such a record is a loss."""
-    return check_format(disk, f"{directory}/{paths.FORMAT_FILE}").keeps_account
-
-
-def keep_account(disk: Disk, directory: str) -> None:
-    """State that removals are recorded from now on. An older Runnel ignores this. Runs in a worker."""
-    if not keeps_account(disk, directory):
-        _write_format(disk, directory, keeps_account=True)
-
-
-def check_format(disk: Disk, path: str) -> _FormatFile:
-    """FormatVersionError unless this Runnel can read the data directory."""
-    file = disk.open(path, FileAccess.READ)
-    try:
-        found = msgspec.json.decode(file.read(0, 4096), type=_FormatFile)
-    except msgspec.DecodeError as error:
-        raise FormatVersionError(
-            f"{path} does not say which format this directory has: {error}"
-        ) from None
-    finally:
-        file.close()
-    if found.format != FORMAT:
-        raise FormatVersionError(
-            f"{path}: the directory has format {found.format}, this Runnel reads format {FORMAT}; "
-            "use the Runnel that wrote it, or a newer one"
-        )
-    return found
+    id: ShardId
+    folder: SegmentFolder
+    catalogue: ShardCatalogue
+    recorded: RecordedShard
+    opened: Sequence[OpenedSegment]
+    mark: Mark
+    is_incomplete: bool = False  # the catalogue may have forgotten something
+    is_lost: bool = False  # the catalogue is damaged, or gone: even its newest epoch may be
+    has_former: bool = (
+        False  # messages of deleted topics, whose names are those of topics elsewhere now
+    )
 
 
 class Recovery:
-    """Restores a log from the records of its catalogue and the files of its shards."""
+    """Restores the shards that one opening, or one acquisition, has found.
+
+    First `read` each of them, in a worker; then `restore` them together. Both are called once for a shard.
+    """
 
     def __init__(
         self,
-        directory: str,
         disk: Disk,
         files: OpenFiles,
+        workers: Workers,
         policies: Policies,
-        state: CatalogueState,
-        loaded: LoadedCatalogue,
-        shard: Callable[[ShardId], DiskShard],
-        states: StateJournals,
+        topics: TopicTable,
         marks: SyncedMarks,
+        states: StateJournals,
+        make_catalogue: Callable[[ShardId], ShardCatalogue],
+        *,
+        keeps_account: bool,
     ) -> None:
-        self._directory = directory
         self._disk = disk
         self._files = files
+        self._workers = workers
         self._policies = policies
-        self._state = state
-        self._shard = shard
-        self._states = states
+        self._topics = topics
         self._marks = marks
-        # If records behind it are lost, the last one left does not tell how the process ended.
-        self._is_closed = state.is_closed and not loaded.damage
-        self._was_clean = self._is_closed or not loaded.records
-        # A damaged record at the end looks like a torn one, and the whole file may be missing.
-        self.is_incomplete = bool(loaded.damage or loaded.torn or not loaded.records)
-        self._torn = [loaded.torn] if loaded.torn else []
-        self._damage = list(loaded.damage)
+        self._states = states
+        self._make_catalogue = make_catalogue
+        self._losses = LossRecovery(disk, keeps_account=keeps_account)
+        self.are_topics_incomplete = False
+        """The metadata may have forgotten topics: those in the segments exist."""
+        self.has_format_one = False
+        """Floors say what was deleted: format 1 had no generations of topics."""
+        self.was_clean = True
+        self.torn: list[Damage] = []
+        self.damage: list[Damage] = []
         self._known_damage: list[Damage] = []  # from earlier starts
-        # If an older Runnel ran here last, it may have removed segments and the records of removals.
-        is_older = bool(state.epoch) and not state.has_marks
-        self._losses = LossRecovery(
-            disk,
-            keeps_account=keeps_account(disk, directory) and not is_older,
-            is_closed=self._is_closed,
-        )
 
-    def judge_marks(self, found: MarksFound) -> None:
-        """Report synced marks that are damaged, torn or gone."""
-        self._damage += found.damage
-        self._torn += found.torn
-        if self._state.has_marks and not found.is_present:
-            self._damage.append(missing_marks(self._directory))
+    # --- Reading: blocking, for a worker ---
 
-    def find_shards(self) -> list[tuple[ShardId, list[OpenedSegment]]]:
-        """Open every shard on disk and its state; mend a last segment that a crash cut. Runs in a worker."""
-        recorded = {paths.folder_name(topic.policy.journal): topic for topic in self._state.topics}
-        found: list[tuple[ShardId, list[OpenedSegment]]] = []
-        root = f"{self._directory}/{paths.JOURNALS}"
-        for name in self._disk.list(root):
-            folder = f"{root}/{name}"
-            children = self._disk.list(folder)
-            path = f"{folder}/{paths.NAME_FILE}"
-            if paths.NAME_FILE in children:
-                with self._files.use(path, FileAccess.READ) as file:
-                    journal = file.read(0, file.size()).decode(errors="replace")
-            elif any(child.isdecimal() for child in children):
-                journal = ""  # lost: the name file is written before the shards' folders
-            else:
-                continue  # a crash came before anything was stored in it
-            if paths.folder_name(journal) != name:
-                known = recorded.get(name)
-                problem = "does not name this folder" if journal else "missing"
-                journal = known.policy.journal if known else paths.journal_name(name)
-                problem += f"; the folder is read as journal {journal!r}"
-                self._damage.append(Damage(path, 0, 0, problem))
-            of_journal: list[Found] = []
-            for child in children:
-                if child.isdecimal():
-                    shard = SegmentFolder(self._disk, self._files, f"{folder}/{child}")
-                    mark = self._marks.get(shard.folder) or Mark(0, 0)
-                    opened = shard.open_all(is_clean=self._is_closed, synced=mark)
-                    self._damage += shard.missing
-                    self._damage += self._losses.read(ShardId(journal, int(child)), shard)
-                    of_journal.append((ShardId(journal, int(child)), shard, opened))
-            found += [(shard_id, opened) for shard_id, _, opened in of_journal]
-            self._restore_shard_count(journal, folder, of_journal)
-        for state in self._states.open_found([shard_id for shard_id, _ in found]):
-            self._torn += [state.torn] if state.torn else []
-            self._damage += state.damage
-        self._damage += [missing_file(*gone) for gone in self._marks.orphans()]
-        # The catalogue or a mark may know a shard whose folder is gone.
-        there = {shard_id for shard_id, _ in found}
-        gone = [*self._state.checkpoints, *self._marked_shards(recorded)]
-        for each in dict.fromkeys(gone):
-            if each not in there:
-                found.append((each, []))
-                if (self._state.topics.shard_count(each.journal) or 0) <= each.shard:
-                    self._state.topics.restore_journal(each.journal, each.shard + 1)
+    def read(self, shard_id: ShardId, path: str, known: RecordedShard | None = None) -> FoundShard:
+        """Open a shard's files; mend a last segment that a crash cut. `known` stands for the catalogue."""
+        folder = SegmentFolder(self._disk, self._files, path)
+        catalogue = self._make_catalogue(shard_id)
+        found = FoundShard(shard_id, folder, catalogue, known or RecordedShard(), (), Mark(0, 0))
+        if known is None and catalogue.is_made:
+            loaded = catalogue.open()
+            found.recorded = RecordedShard.of(loaded.records)
+            # A damaged record at the end looks like a torn one, and the whole file may be missing.
+            found.is_incomplete = bool(loaded.damage or loaded.torn)
+            found.is_lost = bool(loaded.damage)
+            found.recorded.is_closed &= not loaded.damage
+            self.torn += [loaded.torn] if loaded.torn else []
+            self.damage += loaded.damage
+        found.mark = self._marks.get(path) or Mark(0, 0)
+        is_unrecorded = known is None and not found.recorded.epoch
+        is_closed = found.recorded.is_closed and not is_unrecorded
+        found.opened = folder.open_all(is_clean=is_closed, synced=found.mark)
+        if is_unrecorded and (found.opened or found.mark.number):
+            # Nothing is stored in a shard before its first epoch is recorded.
+            found.recorded.is_closed = False
+            found.is_incomplete = found.is_lost = True
+        self.damage += folder.missing
+        self.damage += self._losses.read(shard_id, folder)
+        for state in self._states.open_found([shard_id]):
+            self.torn += [state.torn] if state.torn else []
+            self.damage += state.damage
+        self.was_clean &= found.recorded.is_closed
         return found
 
-    def _restore_shard_count(self, journal: str, folder: str, found: Sequence[Found]) -> None:
-        """Shards of the journal that the catalogue does not know any more are told by its folder."""
-        topics = self._state.topics
-        recorded = topics.shard_count(journal)
-        damage = restore_shard_count(self._disk, topics, journal, folder, found)
-        self._damage += [] if damage is None else [damage]
-        if recorded is not None and topics.shard_count(journal) != recorded:
-            self.is_incomplete = True
+    # --- Restoring ---
 
-    def _marked_shards(self, recorded: Mapping[str, Topic]) -> Iterator[ShardId]:
-        """Shards that have a synced mark and no folder."""
-        for path, _ in self._marks.orphans():
-            journal, _, shard = path.removeprefix(f"{self._directory}/").rpartition("/")
-            name = journal.removeprefix(f"{paths.JOURNALS}/")
-            if shard.isdecimal() and "/" not in name:
-                known = recorded.get(name)
-                yield ShardId(
-                    known.policy.journal if known else paths.journal_name(name), int(shard)
-                )
-
-    def load(self, found: Sequence[tuple[ShardId, list[OpenedSegment]]]) -> list[Record]:
-        """Restore the shards. Returns the records to add to the catalogue."""
-        news: list[Record] = []
-        for shard_id, checkpoints in self._state.checkpoints.items():
-            for checkpoint in checkpoints:
-                self._shard(shard_id).restore(checkpoint)
-        partitions = self._partitions_by_shard()
-        for shard_id, opened in found:
-            shard = self._shard(shard_id)
-            shard.load(opened)
-            recorded = self._state.checkpoints.get(shard_id, ())
-            next_entry = max([checkpoint.next_entry for checkpoint in recorded], default=1)
-            offsets = {part.key: part.next_offset for part in partitions.get(shard_id, ())}
-            mark = self._marks.get(shard.losses.folder) or Mark(0, 0)
-            self._known_damage += self._losses.locate_breaks(
-                shard, opened, next_entry, offsets, mark
-            )
-            for item in opened:
-                # The end of a full segment is recorded before the next segment begins. A copy made file by file may
-                # have an older catalogue, which does not know later segments.
-                if item.segment.growing is None and item.segment.last_entry >= next_entry:
-                    self.is_incomplete = True
-                shard.replay(item)
-                if item.segment.growing is not None:
-                    self._advance(shard_id, item.segment.growing.next_offsets().items())
-            if self._losses.has_lost_end(shard_id):
-                news += self._skip_lost_segment(shard, mark.end)
-            elif opened and opened[-1].damage:
-                news += self._skip_damaged_numbers(shard, opened[-1])
-            self._torn += [item.torn for item in opened if item.torn]
-            self._damage += [bad for item in opened for bad in item.damage]
-        return news
-
-    async def remember_losses(self, workers: Workers, shards: Iterable[DiskShard]) -> None:
-        """Find the lost messages of broken shards, and store them for every later start."""
-        broken = self._losses.broken()
-        partitions = self._partitions_by_shard() if broken else {}
-        for shard_id in broken:
+    async def restore(
+        self, found: Sequence[FoundShard], make_shard: Callable[[FoundShard], DiskShard]
+    ) -> list[DiskShard]:
+        """Make the shards with all numbers as they were, ready to take batches. What is lost is remembered."""
+        submit = self._workers.submit
+        for each in found:
+            each.recorded.apply_numbers(partial(self._partition_found, each))
+            if self.are_topics_incomplete:
+                for key, generation in each.recorded.generations.items():
+                    self._topics.found_generation(key[0], generation)
+        partitions = self._partitions_by_shard([each.id for each in found])
+        news: dict[DiskShard, list[ShardRecord]] = {}
+        shards: list[DiskShard] = []
+        for each in found:
+            shard = make_shard(each)
+            shards.append(shard)
+            shard.restore(each.recorded)
+            news[shard] = self._load(each, shard, partitions.get(each.id, ()))
+        for each, shard in zip(found, shards, strict=True):
+            if each.is_incomplete or self.are_topics_incomplete:
+                await self._reconcile(each, shard)
+        broken = [shard for shard in shards if self._losses.is_broken(shard.id)]
+        partitions = self._partitions_by_shard([each.id for each in found])
+        for shard in broken:
             ends = {
                 part.key: PartitionEnds(part.floor, part.next_offset)
-                for part in partitions.get(shard_id, ())
-                if self._state.topics.find(part.key[0]) is not None
+                for topic, part in partitions.get(shard.id, ())
+                if not topic.is_deleted
             }
-            self._damage += await workers.submit(
-                self._losses.find_lost_messages, self._shard(shard_id), ends
-            )
-        for shard in shards:
+            self.damage += await submit(self._losses.find_lost_messages, shard, ends)
+        for each, shard in zip(found, shards, strict=True):
             await shard.save_losses()
-        with suppress(OSError):  # then later starts do not report missing segments as losses
-            await workers.submit(keep_account, self._disk, self._directory)
+            of_shard = partitions.get(shard.id, ())
+            news[shard] += _begin_generations(each, of_shard)
+            await submit(shard.resume)
+            if each.has_former or any(
+                topic.is_deleted or part.floor > 1 for topic, part in of_shard
+            ):
+                shard.hide()
+            if each.is_incomplete:
+                with suppress(OSError):  # then the next start finds it damaged again
+                    await submit(shard.catalogue.renew)
+            if news[shard]:
+                await shard.catalogue.add(*news[shard])
+        return shards
 
-    def _partitions_by_shard(self) -> dict[ShardId, list[Partition]]:
-        """All partitions, in a single pass: there may be as many shards as topics."""
-        found: dict[ShardId, list[Partition]] = {}
-        for topic in self._state.topics:
+    def _load(
+        self, found: FoundShard, shard: DiskShard, partitions: Sequence[tuple[Topic, Partition]]
+    ) -> list[ShardRecord]:
+        """Take over the segments of a shard. Returns the records to add to its catalogue."""
+        opened, mark = found.opened, found.mark
+        shard.load(opened)
+        next_entry = found.recorded.next_entry
+        offsets = {part.key: part.next_offset for _, part in partitions}
+        self._known_damage += self._losses.locate_breaks(
+            shard, opened, next_entry, offsets, mark, is_closed=found.recorded.is_closed
+        )
+        for item in opened:
+            # The end of a full segment is recorded before the next segment begins. A copy made file by file may
+            # have an older catalogue, which does not know later segments.
+            if item.segment.growing is None and item.segment.last_entry >= next_entry:
+                found.is_incomplete = True
+            shard.replay(item)
+            if item.segment.growing is not None:
+                for key, next_offset in item.segment.growing.next_offsets().items():
+                    self._partition_found(found, key).advance(next_offset)
+        self.torn += [item.torn for item in opened if item.torn]
+        self.damage += [bad for item in opened for bad in item.damage]
+        if self._losses.has_lost_end(shard.id):
+            lost_bytes = mark.end
+            if found.is_lost:  # nobody knows the earlier segments either: they were full
+                lost_bytes += (mark.number - 1) * shard.policy.rotate.bytes_max
+            return self._skip_lost_segments(shard, lost_bytes)
+        if opened and opened[-1].damage:
+            return self._skip_damaged_numbers(shard, opened[-1])
+        return []
+
+    def _partitions_by_shard(
+        self, shards: Sequence[ShardId]
+    ) -> Mapping[ShardId, Sequence[tuple[Topic, Partition]]]:
+        """The partitions of these shards, in a single pass: there may be as many shards as topics."""
+        found: dict[ShardId, list[tuple[Topic, Partition]]] = {shard: [] for shard in shards}
+        for topic in self._topics:
             for part in topic.partitions:
-                found.setdefault(part.shard, []).append(part)
+                of_shard = found.get(part.shard)
+                if of_shard is not None:
+                    of_shard.append((topic, part))
         return found
 
-    def _partitions_in(self, shard: ShardId) -> Iterator[Partition]:
-        for topic in self._state.topics:
-            for part in topic.partitions:
-                if part.shard == shard:
-                    yield part
+    def _partition_found(self, found: FoundShard, key: TopicPartition) -> Partition:
+        """The partition that a catalogue or a segment names; restored if the metadata has lost it."""
+        partition = self._topics.recorded_partition(*key)
+        if partition is None:
+            return self._restore_topic(found.id, key)
+        found.has_former |= partition.shard != found.id
+        return partition
 
-    def _advance(self, shard: ShardId, next_offsets: Iterable[tuple[TopicPartition, int]]) -> None:
-        for key, next_offset in next_offsets:
-            self._partition_found(shard, key).advance(next_offset)
-
-    def _partition_found(self, shard: ShardId, key: TopicPartition) -> Partition:
-        """The partition of messages found in a segment; restored if the catalogue has lost it."""
-        partition = self._state.topics.recorded_partition(*key)
-        return self._restore(shard, key) if partition is None else partition
-
-    def _restore(self, shard: ShardId, key: TopicPartition) -> Partition:
+    def _restore_topic(self, shard: ShardId, key: TopicPartition) -> Partition:
         topic, number = key
         rules = self._policies.for_topic(topic)
         fixed = FixedPolicy(
             keep=Keep.DISK, partitions=max(rules.partitions, number + 1), journal=shard.journal
         )
-        self._state.topics.undelete(topic)
-        restored = self._state.topics.restore(topic, self._policies.for_recorded(topic, fixed))
+        self._topics.undelete(topic)
+        restored = self._topics.restore(topic, self._policies.for_recorded(topic, fixed))
         return restored.partitions[number]
 
-    def _skip_damaged_numbers(self, shard: DiskShard, last: OpenedSegment) -> list[Record]:
+    # --- Numbers that may have been used ---
+
+    def _skip_damaged_numbers(self, shard: DiskShard, last: OpenedSegment) -> list[ShardRecord]:
         """Skip the numbers that damaged bytes of the last segment used or may have used.
 
         Earlier segments do not matter: the catalogue knows where each of them ended.
@@ -354,52 +250,64 @@ class Recovery:
             self._skip_offsets(shard.id, growing, last)
         return self._position_records(shard)
 
-    def _skip_lost_segment(self, shard: DiskShard, lost_bytes: int) -> list[Record]:
+    def _skip_lost_segments(self, shard: DiskShard, lost_bytes: int) -> list[ShardRecord]:
         """Skip the numbers of a lost last segment: any partition may have had messages in it."""
         shard.writer.skip_entries(lost_bytes // block.HEADER_BYTES + 1)
-        for part in self._partitions_in(shard.id):
+        for _, part in self._topics.partitions_in(shard.id):
             part.advance(part.next_offset + lost_bytes // 4 + _DAMAGED_MESSAGES_MAX)
         return self._position_records(shard)
 
-    def _position_records(self, shard: DiskShard) -> list[Record]:
+    def _position_records(self, shard: DiskShard) -> list[ShardRecord]:
         """Records of the next entry of a shard and the next offsets of its partitions."""
-        partitions = self._partitions_in(shard.id)
         return [
             shard.checkpoint(),
-            *(PartitionAt(*part.key, part.next_offset, part.floor) for part in partitions),
+            *(
+                PartitionAt(*part.key, part.next_offset, part.floor)
+                for _, part in self._topics.partitions_in(shard.id)
+            ),
         ]
 
     def _skip_offsets(self, shard: ShardId, growing: GrowingIndex, last: OpenedSegment) -> None:
         """Skip offsets of every partition without a message behind the damage: it may have had some there."""
         begin = max(item.damage.position for item in last.unknown)
         skipped = last.unknown_bytes // 4 + _DAMAGED_MESSAGES_MAX
-        for part in self._partitions_in(shard):
+        for _, part in self._topics.partitions_in(shard):
             if growing.last_position(part.key) < begin:
                 part.advance(part.next_offset + skipped)
 
-    async def reconcile(self, shards: Iterable[DiskShard]) -> None:
-        """Restore from all segments what an incomplete catalogue may lack."""
-        for shard in shards:
-            for key, next_offset in await shard.next_offsets():
-                partition = self._partition_found(shard.id, key)
-                if next_offset > partition.floor and self._state.topics.find(key[0]) is None:
-                    # Messages behind the end of a deleted topic: it was made again, and the record of that is lost.
-                    partition = self._restore(shard.id, key)
-                partition.advance(next_offset)
+    async def _reconcile(self, found: FoundShard, shard: DiskShard) -> None:
+        """Restore from all segments of a shard what its catalogue or the metadata may lack."""
+        for key, next_offset in await shard.next_offsets():
+            partition = self._partition_found(found, key)
+            if (
+                self.has_format_one
+                and next_offset > partition.floor
+                and self._topics.find(key[0]) is None
+            ):
+                # Messages behind the end of a deleted topic: it was made again, and the record of that is lost.
+                partition = self._restore_topic(shard.id, key)
+            partition.advance(next_offset)
 
-    def outcome(self) -> Recovered:
-        differences = [
-            difference
-            for topic in self._state.topics
-            if not topic.is_deleted
-            for difference in self._policies.differences(topic.name, topic.policy.fixed)
-        ]
-        is_whole = not self._torn and not self._damage
-        # Of two reports about one place the later one knows more.
-        damage = {(bad.path, bad.position): bad for bad in (*self._damage, *self._known_damage)}
-        return Recovered(
-            self._was_clean and is_whole,
-            [str(torn) for torn in self._torn],
-            [str(bad) for bad in damage.values()],
-            differences,
-        )
+    # --- Report ---
+
+    def all_damage(self) -> list[Damage]:
+        """Of two reports about one place the later one knows more."""
+        places = {(bad.path, bad.position): bad for bad in (*self.damage, *self._known_damage)}
+        return list(places.values())
+
+
+def _begin_generations(
+    found: FoundShard, partitions: Iterable[tuple[Topic, Partition]]
+) -> list[PartitionAt]:
+    """Hide what lies in the shard of the deleted topics of the same names. Returns the records that say so.
+
+    A shard learns a topic's generation before it stores a message of it. A catalogue that is lost may have known it:
+    then nothing is hidden.
+    """
+    begun: list[PartitionAt] = []
+    for topic, part in partitions:
+        if found.recorded.generations.get(part.key, 1) < topic.generation:
+            if not found.is_lost:
+                part.floor = max(part.floor, part.next_offset)
+            begun.append(PartitionAt(*part.key, part.next_offset, part.floor, topic.generation))
+    return begun

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TypeVar
 
-from runnel.errors import OffsetAheadError, OffsetGoneError, ProducerFault, Unavailable
+from runnel.errors import (
+    OffsetAheadError,
+    OffsetGoneError,
+    ProducerFault,
+    RunnelError,
+    Unavailable,
+)
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope
 from runnel.log.disk.message_picker import MessagePicker
@@ -29,9 +43,11 @@ from runnel.log.log import (
 )
 from runnel.log.losses.shard_losses import ShardLosses
 from runnel.log.match_count import MessageCounter
-from runnel.log.metadata.catalogue import ShardAt
+from runnel.log.metadata.last_values import LastValues
 from runnel.log.metadata.producers import ProducerTable, check_same_batch
-from runnel.log.metadata.topic_table import Partition
+from runnel.log.metadata.recorded_shard import RecordedShard, shard_snapshot
+from runnel.log.metadata.records import ShardAt, ShardRecord
+from runnel.log.metadata.topic_table import Partition, Topic
 from runnel.log.retention import rules
 from runnel.log.retention.holds import ShardHolds
 from runnel.log.retention.rewriter import KeepOffsets
@@ -48,7 +64,7 @@ _T = TypeVar("_T")
 
 
 class DiskShard:
-    """Appends to, reads and trims one shard, and decides which messages readers get. `find` looks up a partition."""
+    """Appends to, reads and trims one shard, for one term of ownership. Decides which messages readers get."""
 
     def __init__(
         self,
@@ -63,16 +79,24 @@ class DiskShard:
         make_folder: Callable[[], None],
         of_journal: Callable[[], Sequence[DiskShard]],
         find: Callable[[TopicPartition], Partition | None],
+        partitions: Callable[[], Iterable[tuple[Topic, Partition]]],
         shard_holds: ShardHolds,
-        before_removal: Callable[[Sequence[Partition]], Awaitable[None]],
+        before_removal: Callable[[DiskShard, Sequence[Partition]], Awaitable[None]],
         on_damage: Callable[[Damage], None],
     ) -> None:
+        """`find` looks up a partition; `partitions` walks over all that lie in the shard."""
         self.id = shard
+        self.epoch = parts.epoch
+        self.catalogue = parts.catalogue
+        self.catalogue.snapshot = self._snapshot
+        self.last_values = LastValues()
+        self._partitions = partitions
         self.policy = policy
         self.producers = producers
         self.stored_producers = stored_producers
         self._parts = parts
         self._folder = folder
+        self._cache = cache
         self._find = find
         self._shard_holds = shard_holds
         self._segments: list[Segment] = []
@@ -97,13 +121,14 @@ class DiskShard:
             of_journal=lambda: [each.trimmer for each in of_journal()],
             find=find,
             shard_holds=shard_holds,
-            before_removal=before_removal,
+            before_removal=lambda partitions: before_removal(self, partitions),
             on_damage=self._on_damage,
             on_removed=self._forget_first_offsets,
         )
         self._counter = MessageCounter(self._reader, parts.workers, find)
         self.hide_count = 0  # rises whenever messages are hidden
         self.has_hidden = False  # purged or deleted messages may lie here
+        self._resumed: Segment | None = None  # its index on disk is whole until something is stored
         # Replaced when messages may have been removed.
         self._first_offsets: dict[TopicPartition, int] = {}
 
@@ -125,11 +150,14 @@ class DiskShard:
             self.writer.continue_from(found.segment.last_entry + 1, found.segment.last_time_ns)
             self.writer.last_number = max(self.writer.last_number, found.segment.number)
 
-    def restore(self, checkpoint: ShardAt) -> None:
-        """Restore the shard from the catalogue. Later segments are replayed on top."""
-        self.writer.continue_from(checkpoint.next_entry, checkpoint.last_time_ns)
-        self.producers.load(checkpoint.producers)
-        self.stored_producers.load(checkpoint.producers)
+    def restore(self, recorded: RecordedShard) -> None:
+        """Restore the shard from its catalogue. Later segments are replayed on top."""
+        for checkpoint in recorded.checkpoints:
+            self.writer.continue_from(checkpoint.next_entry, checkpoint.last_time_ns)
+            self.producers.load(checkpoint.producers)
+            self.stored_producers.load(checkpoint.producers)
+        for key, block in recorded.last_values.items():
+            self.last_values.put(key, block)
 
     def replay(self, found: OpenedSegment) -> None:
         """Record the named publishers' batches found while a segment was scanned."""
@@ -148,6 +176,19 @@ class DiskShard:
             self.stored_producers.states(),
         )
 
+    def _snapshot(self) -> list[ShardRecord]:
+        return self.snapshot(self._partitions())
+
+    def snapshot(self, partitions: Iterable[tuple[Topic, Partition]]) -> list[ShardRecord]:
+        """The records that a file of the catalogue begins with, for the partitions of the shard. Runs in a worker."""
+        return shard_snapshot(
+            self.epoch if self.writer.is_begun else self.epoch - 1,
+            self._parts.clock.time_ns(),
+            self.checkpoint(),
+            partitions,
+            self.last_values,
+        )
+
     async def next_offsets(self) -> list[tuple[TopicPartition, int]]:
         """The offset behind the last message of every topic-partition, segment by segment."""
         found: list[tuple[TopicPartition, int]] = []
@@ -163,6 +204,7 @@ class DiskShard:
             return
         if last.end < self.policy.rotate.bytes_max:
             last.growing = self._folder.resume_index(last)
+            self._resumed = last
 
     @asynccontextmanager
     async def undisturbed(self) -> AsyncIterator[None]:
@@ -181,12 +223,34 @@ class DiskShard:
 
         Raises if it was dropped: it is left as a crash leaves it then.
         """
-        async with self.trimmer.at_work:
-            self.trimmer.stop()
+        try:
+            async with self.trimmer.at_work:
+                self.trimmer.stop()
+                await self.writer.wait_idle()
+                self.writer.check_kept()
+                await self.seal_all()
+                await self.save_losses()
+            await self.catalogue.end(self.epoch)
+        finally:
+            self.catalogue.release()
+
+    def drop(self, reason: RunnelError) -> None:
+        """Give the shard up without writing anything more. `let_go` waits for what is under way."""
+        self.trimmer.stop()
+        self.writer.drop(reason)
+
+    async def let_go(self) -> None:
+        """After `drop`: wait until nothing touches a file of the shard any more."""
+        await self.catalogue.abandon()  # first: the writer and the trimmer may be waiting for it
+        async with self.trimmer.at_work, self.writer.sealing:
             await self.writer.wait_idle()
-            self.writer.check_kept()
-            await self.seal_all()
-            await self.save_losses()
+
+    def forget_files(self) -> None:
+        """Close the shard's files, and drop its cached indexes: another log may replace them."""
+        for segment in self._segments:
+            self._parts.files.forget(segment.path)
+            self._parts.files.forget(segment.index_path)
+            self._cache.drop(segment.path)
 
     def index_of(self, segment: Segment) -> Index:
         """The index of any segment. Runs in a worker while there are no readers."""
@@ -212,7 +276,8 @@ class DiskShard:
     async def seal_all(self) -> None:
         """Record and index everything on disk, so that the next start need not scan."""
         active = self.writer.active
-        if active is not None:
+        is_whole = active is self._resumed and not self.writer.is_begun
+        if active is not None and not is_whole:
             await self.writer.checkpoint(active)
             self.writer.unsealed.append(active)
         for segment in list(self.writer.unsealed):
@@ -442,7 +507,7 @@ class DiskShard:
         async def read() -> EntryPage:
             end = self._check_position(position)
             page = await self._reader.read_entries(
-                position, end, self._parts.epoch, bytes_max, self._served_filter()
+                position, end, self.epoch, bytes_max, self._served_filter()
             )
             return self.losses.add_entry_gaps(page, position) if self.losses else page
 

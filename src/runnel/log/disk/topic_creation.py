@@ -1,27 +1,40 @@
-"""Records new topics in the catalogue. A batch is written only after its topics are recorded."""
+"""Records new topics in the metadata. A batch is written only after its topics are recorded."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from runnel.config import Keep
 from runnel.errors import ClientFault
-from runnel.log.log import LogListener
-from runnel.log.metadata.catalogue import Catalogue, PartitionAt
-from runnel.log.metadata.catalogue_state import journal_records, topic_record
+from runnel.log.disk.shard import DiskShard
+from runnel.log.log import LogListener, ShardId
+from runnel.log.metadata.metadata_state import journal_records, topic_record
+from runnel.log.metadata.records import JournalMade, MetadataRecord, PartitionAt
 from runnel.log.metadata.topic_table import Topic, TopicTable, kept_elsewhere
+from runnel.platform.tasks import OwnedTasks
+
+AddMade = Callable[[Callable[[], Sequence[MetadataRecord]]], asyncio.Future[None]]
 
 
 class TopicCreation:
-    """Holds new topics until they are in the catalogue."""
+    """Holds new topics until they are recorded. `find_shard` returns a shard if it is served here."""
 
-    def __init__(self, topics: TopicTable, catalogue: Catalogue, listener: LogListener) -> None:
+    def __init__(
+        self,
+        topics: TopicTable,
+        add_made: AddMade,
+        find_shard: Callable[[ShardId], DiskShard | None],
+        tasks: OwnedTasks,
+        listener: LogListener,
+    ) -> None:
         self._topics = topics
-        self._catalogue = catalogue
+        self._add_made = add_made
+        self._find_shard = find_shard
+        self._tasks = tasks
         self._listener = listener
         self._made: list[Topic] = []  # by the current call
-        self._unrecorded: dict[str, asyncio.Future[None]] = {}  # on their way to the catalogue
+        self._unrecorded: dict[str, asyncio.Future[None]] = {}  # on their way to the metadata
         self._recorded_journals: set[str] = (
             set()
         )  # in this process; a journal may be recorded again
@@ -39,34 +52,55 @@ class TopicCreation:
         if not self._made:
             return
         topics, self._made = self._made, []
-        # A topic that is made again hides messages under way to its predecessor. No other record says so.
-        floors = [
-            PartitionAt(*part.key, part.next_offset, part.floor)
-            for topic in topics
-            for part in topic.partitions
-            if part.floor > 1
-        ]
         journals = [
             journal
             for journal in journal_records(self._topics, topics)
             if journal.name not in self._recorded_journals
         ]
-        recorded = self._catalogue.add_made(
-            lambda: [*journals, *map(topic_record, topics), *floors]
-        )
+        again = [topic for topic in topics if topic.generation > 1]
+        recorded: asyncio.Future[None]
+        if again:
+            recorded = self._tasks.start_awaited(self._record_again(again, topics, journals))
+        else:
+            recorded = self._record(topics, journals)
         self._unrecorded.update(dict.fromkeys((topic.name for topic in topics), recorded))
 
         def done(future: asyncio.Future[None]) -> None:
+            is_recorded = not future.cancelled() and future.exception() is None
             for topic in topics:
                 if self._unrecorded.get(topic.name) is future:
                     del self._unrecorded[topic.name]
-                if future.exception() is not None:
+                if not is_recorded:
                     self._topics.forget(topic)
                     self._listener.on_topic_deleted(topic.name)
-            if future.exception() is None:
+            if is_recorded:
                 self._recorded_journals.update(journal.name for journal in journals)
 
         recorded.add_done_callback(done)
+
+    def _record(
+        self, topics: Sequence[Topic], journals: Sequence[JournalMade]
+    ) -> asyncio.Future[None]:
+        return self._add_made(lambda: [*journals, *map(topic_record, topics)])
+
+    async def _record_again(
+        self, again: Sequence[Topic], topics: Sequence[Topic], journals: Sequence[JournalMade]
+    ) -> None:
+        """First the shards: once they know the generation, messages of the topic before it stay below the floor.
+
+        A shard that is elsewhere learns it when it is loaded.
+        """
+        floors: dict[DiskShard, list[PartitionAt]] = {}
+        for topic in again:
+            for part in topic.partitions:
+                shard = self._find_shard(part.shard)
+                if shard is not None:
+                    at = PartitionAt(*part.key, part.next_offset, part.floor, topic.generation)
+                    floors.setdefault(shard, []).append(at)
+        waiting = [shard.catalogue.add(*records) for shard, records in floors.items()]
+        for recorded in waiting:
+            await recorded
+        await self._record(topics, journals)
 
     def unrecorded(self, names: Iterable[str]) -> list[asyncio.Future[None]]:
         """Futures that are done when these topics are recorded; none for topics recorded already."""

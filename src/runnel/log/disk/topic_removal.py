@@ -2,78 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from runnel.errors import Unavailable, UnknownTopicError
+from runnel.errors import UnknownTopicError
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import LogListener, ShardId
-from runnel.log.metadata.catalogue import Catalogue, PartitionAt, TopicDeleted
-from runnel.log.metadata.last_values import LastValues
-from runnel.log.metadata.topic_table import Partition, TopicTable
+from runnel.log.metadata.catalogue import MetadataJournal
+from runnel.log.metadata.records import PartitionAt, TopicDeleted
+from runnel.log.metadata.topic_table import Partition, Topic, TopicTable
 
 
 class TopicRemoval:
-    """Hides messages by raising floors: readers get no message below its partition's floor."""
+    """Hides messages by raising floors: readers get no message below its partition's floor.
+
+    `shard` returns the shard that is served here, and raises MovedError if it is elsewhere; `find_shard` returns None.
+    """
 
     def __init__(
         self,
         topics: TopicTable,
-        last_values: LastValues,
-        catalogue: Catalogue,
+        metadata: MetadataJournal,
         shard: Callable[[ShardId], DiskShard],
+        find_shard: Callable[[ShardId], DiskShard | None],
         listener: LogListener,
     ) -> None:
         self._topics = topics
-        self._last_values = last_values
-        self._catalogue = catalogue
+        self._metadata = metadata
         self._shard = shard
+        self._find_shard = find_shard
         self._listener = listener
 
-    def hide_again(self, shards: Mapping[ShardId, DiskShard]) -> None:
-        """After opening: notify the shards in which the catalogue says that messages are hidden."""
-        for topic in self._topics:
-            for partition in topic.partitions:
-                if topic.is_deleted or partition.floor > 1:
-                    shard = shards.get(partition.shard)
-                    if shard is not None:
-                        shard.hide()
-
     async def purge(self, name: str) -> None:
-        """Hide all messages that are stored now."""
-        floors, hide = self._prepare_hiding(name)
-        await self._catalogue.add(*floors, apply=hide)
+        """Hide all messages that are stored now. Each shard records it; a crash may leave it done in some of them."""
+        topic, shards = self._parts_of(name)
+        floors: dict[DiskShard, list[tuple[Partition, int]]] = {}
+        for partition, shard in zip(topic.partitions, shards, strict=True):
+            floors.setdefault(shard, []).append((partition, partition.visible_next))
+        waiting = [
+            shard.catalogue.add(
+                *(
+                    PartitionAt(*part.key, floor, floor, topic.generation)
+                    for part, floor in of_shard
+                ),
+                apply=partial(_hide, shard, of_shard),
+            )
+            for shard, of_shard in floors.items()
+        ]
+        for recorded in waiting:
+            await recorded
 
     async def delete(self, name: str) -> None:
-        """Hide the topic and its messages."""
-        floors, hide = self._prepare_hiding(name)
-        deleted: Sequence[Partition] = ()
+        """Hide the topic and its messages, also those that are stored meanwhile: a new topic has another generation."""
+        topic, _ = self._parts_of(name)
 
         def apply() -> None:
-            nonlocal deleted
-            hide()
-            deleted = self._topics.delete(name)
+            self._topics.delete(name)
+            for partition in topic.partitions:
+                shard = self._find_shard(partition.shard)
+                if shard is not None:
+                    shard.last_values.drop(partition.key)
+                    shard.hide()
             self._listener.on_topic_deleted(name)
 
-        await self._catalogue.add(*floors, TopicDeleted(name), apply=apply)
-        # Messages stored meanwhile belong to the deleted topic too. Only its floors say so.
-        ends = [PartitionAt(*part.key, part.floor, part.floor) for part in deleted]
-        late = [end for end in ends if end not in floors]
-        if late:
-            with suppress(Unavailable):  # the topic is deleted; a snapshot records the floors again
-                await self._catalogue.add(*late)
+        await self._metadata.add(TopicDeleted(name), apply=apply)
 
-    def _prepare_hiding(self, name: str) -> tuple[list[PartitionAt], Callable[[], None]]:
-        """The records that hide a topic's visible messages, and the function that applies them once stored."""
+    def _parts_of(self, name: str) -> tuple[Topic, list[DiskShard]]:
+        """The topic, and the shard of each of its partitions."""
         topic = self._topics.find(name)
         if topic is None:
             raise UnknownTopicError(f"topic {name!r} does not exist")
-        floors = [(partition, partition.visible_next) for partition in topic.partitions]
+        return topic, [self._shard(partition.shard) for partition in topic.partitions]
 
-        def apply() -> None:
-            for partition, floor in floors:
-                partition.floor = max(partition.floor, floor)
-                self._shard(partition.shard).hide()
-            self._last_values.forget(name)
 
-        return [PartitionAt(*part.key, floor, floor) for part, floor in floors], apply
+def _hide(shard: DiskShard, floors: Sequence[tuple[Partition, int]]) -> None:
+    for partition, floor in floors:
+        partition.floor = max(partition.floor, floor)
+        shard.last_values.drop(partition.key)
+    shard.hide()

@@ -89,7 +89,7 @@ class ShardTrimmer:
         self.at_work = asyncio.Lock()
 
     def stop(self) -> None:
-        """Remove and rewrite nothing more. The caller holds `at_work`."""
+        """Begin no further step. A step that is under way holds `at_work`."""
         self._stopped = True
 
     def _is_stopped(self) -> bool:

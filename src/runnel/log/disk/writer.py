@@ -36,8 +36,9 @@ from runnel.log.disk.group_writer import GroupWriter, MakeGroupStore
 from runnel.log.disk.pending import PendingBatch, WriteCounters
 from runnel.log.group_store import BatchGroup, Failed, Outcome, Stored, Unknown
 from runnel.log.log import Appended, Level, LogListener, ShardId, VisibleBatch
-from runnel.log.metadata.catalogue import Catalogue, ShardAt
+from runnel.log.metadata.catalogue import ShardCatalogue
 from runnel.log.metadata.producers import ProducerTable, check_same_batch
+from runnel.log.metadata.records import Opened, ShardAt
 from runnel.log.metadata.topic_table import Partition, give_back, number_runs
 from runnel.log.retention.rules import rotation_period
 from runnel.log.segments.files import OpenFiles
@@ -66,19 +67,19 @@ class _StoredGroup(NamedTuple):
 
 
 class ShardParts(msgspec.Struct, frozen=True):
-    """What all shards of a log share."""
+    """What the parts of a shard share: its catalogue and epoch; the others are the same for all shards of a log."""
 
     disk: Disk
     clock: Clock
     workers: Workers
     files: OpenFiles
-    catalogue: Catalogue
     tasks: OwnedTasks
     settings: LogSettings
-    epoch: int
     listener: LogListener
     marks: SyncedMarks
     make_group_store: MakeGroupStore
+    catalogue: ShardCatalogue
+    epoch: int
 
 
 class ShardWriter:
@@ -121,6 +122,8 @@ class ShardWriter:
         self._idle: list[asyncio.Future[None]] = []
         self._is_committing = False
         self._is_paused = False
+        self.is_begun = False
+        """The catalogue has the term's epoch. Nothing is stored before."""
         self._refusal: RunnelError | None = None
         self._is_ending = False  # no batch will be accepted any more
         self._dropped: RunnelError | None = None
@@ -294,7 +297,7 @@ class ShardWriter:
             self._take_group()
             try:
                 failed = await self._store_group()
-            except RunnelError as error:  # the catalogue could not be written
+            except RunnelError as error:  # a record could not be written
                 failed = Failed(error)
             if failed is not None:
                 await self._show_stored()
@@ -345,9 +348,11 @@ class ShardWriter:
         active = self.active
         is_new = active is None or self._is_rotation_due(active, batches[0])
         unrecorded = [recorded for pending in batches for recorded in pending.unrecorded]
+        if not self.is_begun:
+            unrecorded.append(self.begin_term())
         if is_new or unrecorded:
             await self._show_stored()  # its publishers need not wait for the catalogue too
-        # The catalogue first: a crash here leaves topics without messages, never messages without topics.
+        # These records first: a crash here leaves topics without messages, never messages without topics.
         for recorded in unrecorded:
             await recorded
         if is_new and active is not None:
@@ -382,6 +387,14 @@ class ShardWriter:
             self.last_number = segment.number
             await self._show_stored()  # so that the segment's index tells when it is full
         return None
+
+    def begin_term(self) -> asyncio.Future[None]:
+        """Record the epoch: from now on the catalogue knows that the shard may have changed since it was closed."""
+        now_ns = self._parts.clock.time_ns()
+        return self._parts.catalogue.add(Opened(self._parts.epoch, now_ns), apply=self._on_begun)
+
+    def _on_begun(self) -> None:
+        self.is_begun = True
 
     def _place(self, batches: list[PendingBatch], active: Segment | None) -> BatchGroup:
         """The group of these batches, behind what the active segment holds, or in a new segment."""

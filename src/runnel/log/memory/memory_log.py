@@ -40,7 +40,7 @@ from runnel.log.log import (
 from runnel.log.memory.memory_metadata import MemoryMetadata
 from runnel.log.memory.shard import MemoryShard
 from runnel.log.memory.trimmer import MemoryJournal
-from runnel.log.metadata.last_values import fits
+from runnel.log.metadata.last_values import LastValues, fits
 from runnel.log.metadata.log_tables import LogTables
 from runnel.log.metadata.producers import ProducerTable
 from runnel.log.metadata.state_journal import MemoryState
@@ -84,6 +84,7 @@ class MemoryLog:
             journal_shards=settings.log.journal_shards,
         )
         self._topics = self._tables.topics
+        self._last_values = LastValues()
         self._listener = listener or NullListener()
         self._settings = settings
         self._policies = policies
@@ -99,7 +100,13 @@ class MemoryLog:
         self._is_closed = False
         self.recovered: Final = Recovered()
         self.metadata: Final = MemoryMetadata(
-            self._tables, self._shard, self._listener, clock, self._check_open, self._stored_term
+            self._tables,
+            self._last_values,
+            self._shard,
+            self._listener,
+            clock,
+            self._check_open,
+            self._stored_term,
         )
 
     @property
@@ -203,7 +210,7 @@ class MemoryLog:
             for partition in topic.partitions:
                 if partition.shard == shard:
                     partition.floor = partition.next_offset
-                    self._tables.last_values.drop(partition.key)
+                    self._last_values.drop(partition.key)
         view.end()
         self._listener.on_shard_released(view)
 
@@ -291,7 +298,7 @@ class MemoryLog:
             yield found.choose(entry, keys, wanted, left, lasting)
         for key, offset in left.items():
             if key in lasting:
-                message = self._tables.last_values.at(lasting[key], offset)
+                message = self._last_values.at(lasting[key], offset)
                 if message is not None:
                     yield (Chosen(message, (0,)),)
 
@@ -305,7 +312,7 @@ class MemoryLog:
         if wanted:
             for key, message in messages_of(batch, wanted):
                 if fits(message, self._settings.log):
-                    self._tables.last_values.put(key, message.pack())
+                    self._last_values.put(key, message.pack())
 
     # --- Maintenance ---
 

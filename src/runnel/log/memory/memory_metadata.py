@@ -8,6 +8,7 @@ from runnel.errors import UnknownTopicError
 from runnel.formats.envelope import Envelope
 from runnel.log.log import Creator, CursorPosition, LogListener, LogTopic, ShardId, SomeMade
 from runnel.log.memory.shard import MemoryShard
+from runnel.log.metadata.last_values import LastValues
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.log_tables import LogTables
 from runnel.platform.clock import Clock
@@ -19,6 +20,7 @@ class MemoryMetadata(LogMetadata):
     def __init__(
         self,
         tables: LogTables,
+        last_values: LastValues,
         shard: Callable[[ShardId], MemoryShard],
         listener: LogListener,
         clock: Clock,
@@ -26,6 +28,7 @@ class MemoryMetadata(LogMetadata):
         stored_term: Callable[[str], int],
     ) -> None:
         super().__init__(tables, clock, check_open, stored_term)
+        self._last_values = last_values
         self._shard = shard
         self._listener = listener
 
@@ -51,7 +54,7 @@ class MemoryMetadata(LogMetadata):
         for partition, shard in zip(topic.partitions, shards, strict=True):
             partition.floor = partition.visible_next
             shard.hide(partition)
-        self._tables.last_values.forget(name)
+        self._last_values.forget(name)
 
     async def delete_topic(self, name: str) -> None:
         await self.purge_topic(name)

@@ -1,14 +1,18 @@
-"""What outlives segments: topics, cursors, subscriptions, producers, last values. Read `catalogue.py` first."""
+"""What outlives segments: topics, cursors, subscriptions, producers, last values. Read `records.py` first."""
 
 __all__ = [
     "catalogue",
-    "catalogue_state",
     "cursors",
     "definitions",
+    "format_one",
     "last_values",
     "log_metadata",
     "log_tables",
+    "metadata_state",
     "producers",
+    "record_journal",
+    "recorded_shard",
+    "records",
     "state_journal",
     "topic_table",
 ]

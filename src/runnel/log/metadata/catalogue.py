@@ -1,143 +1,36 @@
-"""The catalogue: records of topics, next offsets, producers, last values, cursors and subscriptions.
+"""The journal of metadata, and the catalogue of each shard: journals of records that must outlive segments.
 
-It keeps what must outlive segments. It is a journal of records (`record_journal`) whose owner's memory follows the
-file: a snapshot contains what the file said before the write that triggers the snapshot.
+Both are journals of records (`record_journal`) whose owner's memory follows the file: a snapshot contains what the file
+said before the write that triggers the snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from runnel.config import Keep
-from runnel.log.log import Cursor
+from runnel.log.log import ShardId
 from runnel.log.metadata import record_journal
-from runnel.log.metadata.producers import ProducerState
-from runnel.log.metadata.record_journal import RecordJournal
+from runnel.log.metadata.record_journal import Apply, LoadedRecords, RecordJournal
+from runnel.log.metadata.records import Closed, MetadataRecord, Record, ShardRecord
+from runnel.log.segments import paths
 from runnel.log.segments.synced_marks import Mark, SyncedMarks
 from runnel.platform.disk import Disk
 from runnel.platform.workers import Workers
 
+LoadedMetadata = LoadedRecords[MetadataRecord]
+LoadedCatalogue = LoadedRecords[ShardRecord]
 
-class _Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The base of all records of the catalogue."""
-
-
-class JournalMade(_Record, tag="journal", frozen=True):
-    """A journal was made with this number of shards. A journal without this record has one."""
-
-    name: str
-    keep: Keep
-    shards: int
+_metadata_decoder: Final = msgspec.msgpack.Decoder(list[MetadataRecord])
+_shard_decoder: Final = msgspec.msgpack.Decoder(list[ShardRecord])
+_format_one_decoder: Final = msgspec.msgpack.Decoder(list[Record])
 
 
-class TopicMade(_Record, tag="topic", frozen=True):
-    """A topic was made, with this fixed policy."""
-
-    name: str
-    keep: Keep
-    partitions: int
-    journal: str
-    owner: str = ""  # the token that made it; empty: none did, or the topic is older than quotas
-
-
-class TopicDeleted(_Record, tag="deleted", frozen=True):
-    """A topic was deleted."""
-
-    name: str
-
-
-class PartitionAt(_Record, tag="partition", frozen=True):
-    """A partition's next offset, and the floor below which its messages are hidden."""
-
-    topic: str
-    partition: int
-    next_offset: int
-    floor: int
-
-
-class Opened(_Record, tag="opened", frozen=True):
-    """The log was opened: everything appended until it is closed carries this epoch."""
-
-    epoch: int
-    time_ns: int
-    has_marks: bool = False  # the directory has synced marks from here on
-
-
-class Closed(_Record, tag="closed", frozen=True):
-    """The log was closed in good order: segments and their indexes are complete."""
-
-    epoch: int
-
-
-class ShardAt(_Record, tag="shard", frozen=True):
-    """The state of a shard at the end of one of its segments."""
-
-    journal: str
-    shard: int
-    next_entry: int
-    last_time_ns: int
-    offsets: list[tuple[str, int, int]]  # topic, partition, next offset
-    producers: list[ProducerState]
-
-
-class CursorSet(_Record, tag="cursor", frozen=True):
-    """A named cursor was set."""
-
-    cursor: Cursor
-
-
-class CursorRemoved(_Record, tag="uncursor", frozen=True):
-    """A named cursor was removed."""
-
-    name: str
-
-
-class LastValue(_Record, tag="last", frozen=True):
-    """The last message of a partition whose segment retention removes; an empty block: none."""
-
-    topic: str
-    partition: int
-    block: bytes
-
-
-class SubscriptionSet(_Record, tag="subscription", frozen=True):
-    """A durable subscription was set. The log does not interpret its definition."""
-
-    name: str
-    content: bytes
-
-
-class SubscriptionRemoved(_Record, tag="unsubscription", frozen=True):
-    """A durable subscription was removed."""
-
-    name: str
-
-
-Record = (
-    JournalMade
-    | TopicMade
-    | TopicDeleted
-    | PartitionAt
-    | Opened
-    | Closed
-    | ShardAt
-    | CursorSet
-    | CursorRemoved
-    | LastValue
-    | SubscriptionSet
-    | SubscriptionRemoved
-)
-
-LoadedCatalogue = record_journal.LoadedRecords[Record]
-
-_decoder: Final = msgspec.msgpack.Decoder(list[Record])
-
-
-class Catalogue(RecordJournal[Record]):
-    """The catalogue, for the process that writes it."""
+class MetadataJournal(RecordJournal[MetadataRecord]):
+    """The metadata of a data directory, for the process that writes it."""
 
     def __init__(
         self,
@@ -147,20 +40,86 @@ class Catalogue(RecordJournal[Record]):
         *,
         marks: SyncedMarks,
         bytes_max: int,
-        snapshot: Callable[[], Sequence[Record]],
+        snapshot: Callable[[], Sequence[MetadataRecord]],
     ) -> None:
         super().__init__(
             disk,
             workers,
             folder,
-            _decoder,
+            _metadata_decoder,
             marks=marks,
-            name="the catalogue",
+            name="the metadata",
             bytes_max=bytes_max,
             snapshot=snapshot,
         )
 
 
-def read_newest(disk: Disk, folder: str, mark: Mark | None = None) -> LoadedCatalogue:
-    """Read the newest file, for readers beside the owner: see `record_journal.read_newest`."""
-    return record_journal.read_newest(disk, folder, _decoder, mark)
+class ShardCatalogue(RecordJournal[ShardRecord]):
+    """The catalogue of one shard, for its owner, who sets `snapshot` before anything is added.
+
+    It has no file before its first record, and keeps no file open between two writes.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        workers: Workers,
+        shard: ShardId,
+        shard_folder: str,
+        *,
+        marks: SyncedMarks,
+        bytes_max: int,
+        make_shard_folder: Callable[[], None],
+    ) -> None:
+        self.folder: Final = paths.catalogue_folder(shard_folder)
+        self.snapshot: Callable[[], Iterable[ShardRecord]] | None = None
+        self.is_changed = False
+        """Records have been added since it was opened."""
+        super().__init__(
+            disk,
+            workers,
+            self.folder,
+            _shard_decoder,
+            marks=marks,
+            name=f"the catalogue of shard {shard}",
+            bytes_max=bytes_max,
+            snapshot=self._all_known,
+            before_begin=make_shard_folder,
+            keeps_open=False,
+        )
+
+    def add_made(
+        self, make: Callable[[], Sequence[ShardRecord]], apply: Apply | None = None
+    ) -> asyncio.Future[None]:
+        self.is_changed = True
+        return super().add_made(make, apply)
+
+    def begin(self, records: Sequence[ShardRecord]) -> None:
+        self.is_changed = True
+        super().begin(records)
+
+    async def end(self, epoch: int) -> None:
+        """Close it in good order."""
+        await self.close(*((Closed(epoch),) if self.is_changed else ()))
+
+    def _all_known(self) -> Iterable[ShardRecord]:
+        assert self.snapshot is not None
+        return self.snapshot()
+
+
+def read_metadata(disk: Disk, directory: str, mark: Mark | None = None) -> LoadedMetadata:
+    """Read the metadata beside its owner: see `record_journal.read_newest`."""
+    folder = f"{directory}/{paths.METADATA}"
+    return record_journal.read_newest(disk, folder, _metadata_decoder, mark)
+
+
+def read_catalogue(disk: Disk, shard_folder: str, mark: Mark | None = None) -> LoadedCatalogue:
+    """Read the catalogue of a shard beside its owner: see `record_journal.read_newest`."""
+    folder = paths.catalogue_folder(shard_folder)
+    return record_journal.read_newest(disk, folder, _shard_decoder, mark)
+
+
+def read_format_one(disk: Disk, directory: str, mark: Mark | None = None) -> LoadedRecords[Record]:
+    """Read the catalogue of a directory of format 1, which has all records."""
+    folder = f"{directory}/{paths.CATALOGUE}"
+    return record_journal.read_newest(disk, folder, _format_one_decoder, mark)

@@ -17,7 +17,7 @@ from runnel.platform.clock import Clock
 from runnel.topics.names import Label, check_label
 from runnel.topics.policies import Policy
 
-_TERMS_MAX: Final = 100_000
+_NS_PER_MS: Final = 1_000_000
 
 
 class TableView:
@@ -77,21 +77,16 @@ class LogMetadata:
         self._clock = clock
         self._check_open = check_open
         self._stored_term = stored_term
-        self._terms: dict[str, int] = {}  # the newest that were taken, oldest first
 
     def subscriptions(self) -> dict[str, bytes]:
         return self._tables.subscriptions.all()
 
     async def take_term(self, producer: str, above: int = -1) -> int:
-        """See `MetadataStore`. A term is at least the wall clock's milliseconds.
-
-        So terms without a stored batch, which are forgotten when the log is closed, are not taken again.
-        """
+        """See `MetadataStore`. A term is at least the wall clock's milliseconds."""
         self._check_open()
         check_label(Label.PRODUCER, producer)
-        newest = max(self._terms.pop(producer, 0), self._stored_term(producer), above)
-        term = max(newest + 1, self._clock.time_ns() // 1_000_000)
-        self._terms[producer] = term
-        if len(self._terms) > _TERMS_MAX:
-            del self._terms[next(iter(self._terms))]
+        terms = self._tables.terms
+        newest = max(terms.newest(producer), self._stored_term(producer), above)
+        term = max(newest + 1, self._clock.time_ns() // _NS_PER_MS)
+        terms.put(producer, term)
         return term

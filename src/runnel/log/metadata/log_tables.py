@@ -1,4 +1,4 @@
-"""`LogTables`: what every store knows of its topics, named cursors and subscriptions, in memory. No files here."""
+"""`LogTables`: what every store knows of its topics, cursors, subscriptions and terms, in memory. No files here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runnel.config import LimitSettings
 from runnel.log.log import ShardId
 from runnel.log.metadata.cursors import CursorTable
 from runnel.log.metadata.definitions import DefinitionTable
-from runnel.log.metadata.last_values import LastValues
+from runnel.log.metadata.terms import TermTable
 from runnel.log.metadata.topic_table import Partition, Topic, TopicTable
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Policies
@@ -30,7 +30,7 @@ class LogTables:
         )
         self.cursors = CursorTable(limits.cursors_max, self._shard_of)
         self.subscriptions = DefinitionTable(limits.durable_subscriptions_max)
-        self.last_values = LastValues()
+        self.terms = TermTable()
 
     def find_partition(self, key: TopicPartition) -> Partition | None:
         topic = self.topics.find(key[0])

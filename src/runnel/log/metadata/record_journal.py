@@ -106,16 +106,27 @@ class RecordJournal(Generic[R]):
         # Set when the content of the disk is unknown: then nothing more is written.
         self._broken: str | None = None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a file, or was one, before it is opened. Blocks."""
+        return bool(self._disk.list(self._folder)) or self._marks.get(self._folder) is not None
+
     # --- Opening and closing: blocking, for a worker ---
+
+    def begin(self, records: Sequence[R]) -> None:
+        """Begin a new file with these records, and the folder if it is missing."""
+        self._before_begin()
+        self._disk.make_directory(self._folder)
+        self._begin_file(records)
+        self._close_between_writes()
 
     def open(self) -> LoadedRecords[R]:
         """Read the newest file, or make the first one. Remove other files that a crash left."""
-        self._before_begin()
-        self._disk.make_directory(self._folder)
         names = self._disk.list(self._folder)
         numbers = sorted(int(name) for name in names if name.isdecimal())
-        # The process that named the newest file may have been killed before it made the name durable.
-        self._disk.sync_directory(self._folder)
+        if names:
+            # The process that named the newest file may have been killed before it made the name durable.
+            self._disk.sync_directory(self._folder)
         for name in names:
             if not name.isdecimal() or int(name) != (numbers[-1] if numbers else 0):
                 self._disk.remove(f"{self._folder}/{name}")
@@ -123,8 +134,7 @@ class RecordJournal(Generic[R]):
         missing = _find_missing(self._folder, numbers, mark)
         if not numbers:
             if missing is None or self._keeps_open:
-                self._begin_file(())
-                self._close_between_writes()
+                self.begin(())
             # Otherwise the first write begins a file. Until then every start reports the lost file.
             return LoadedRecords((), () if missing is None else (missing,), None)
         self._number = numbers[-1]
@@ -141,7 +151,7 @@ class RecordJournal(Generic[R]):
 
     def renew(self) -> None:
         """Replace a damaged file by a new one that begins with a snapshot."""
-        self._begin_file(list(self._snapshot()))
+        self.begin(list(self._snapshot()))
 
     def _begin_file(self, records: Sequence[R]) -> None:
         """Continue in a new file. If that fails, the old file is still in use, or the journal is broken."""
@@ -259,7 +269,7 @@ class RecordJournal(Generic[R]):
         if self._file is None:
             self.open()
         if self._file is None:
-            self._begin_file(())
+            self.begin(())
         assert self._file is not None
         records = [record for make in makers for record in make()]
         self._file.reopen()
@@ -343,6 +353,20 @@ class RecordJournal(Generic[R]):
                 await last
         finally:
             self.release()
+
+    async def abandon(self) -> None:
+        """Write nothing more: fail what is queued, and wait for the write under way."""
+        self._is_closed = True
+        self._broken = self._broken or f"{self._name} is closed"
+        queue, self._queue = self._queue, []
+        for _, _, future in queue:
+            if not future.done():
+                future.set_exception(ReadOnlyError(self._broken))
+                future.exception()  # marks it as retrieved: the caller need not wait for the future
+        if self._is_writing:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+        self.release()
 
     def release(self) -> None:
         """Close the file without writing anything."""

@@ -86,9 +86,18 @@ class StateJournal:
     def resume(self) -> None:
         self._journal.resume()
 
+    @property
+    def is_made(self) -> bool:
+        """Whether an earlier process made it. Blocks."""
+        return self._journal.is_made
+
     async def close(self) -> None:
         """Store what is queued, then accept no more."""
         await self._journal.close()
+
+    async def abandon(self) -> None:
+        """Write nothing more, and wait for the write under way."""
+        await self._journal.abandon()
 
     def release(self) -> None:
         self._journal.release()
@@ -154,10 +163,19 @@ class StateJournals:
 
     def open_found(self, shards: Sequence[ShardId]) -> list[Loaded]:
         """Open the state journals that an earlier process made. Runs in a worker."""
-        return [self.of(shard).open() for shard in shards if self._was_made(self._folder(shard))]
+        return [journal.open() for journal in map(self.of, shards) if journal.is_made]
 
-    def _was_made(self, folder: str) -> bool:
-        return bool(self._disk.list(folder)) or self._marks.get(folder) is not None
+    async def close_one(self, shard: ShardId) -> None:
+        """Store what is queued for a shard, and forget it: another log may write its state from now on."""
+        journal = self._journals.pop(shard, None)
+        if journal is not None:
+            await journal.close()
+
+    async def abandon_one(self, shard: ShardId) -> None:
+        """Write nothing more for a shard, and forget it."""
+        journal = self._journals.pop(shard, None)
+        if journal is not None:
+            await journal.abandon()
 
     async def pause(self) -> None:
         """Write nothing to any state journal until `resume`. New state journals begin paused."""

@@ -40,6 +40,10 @@ class Partition:
         self.visible_next = next_offset
         self.floor = 1
 
+    def reset(self) -> None:
+        """Forget all numbers: another log may have changed them, and this one is about to read them."""
+        self.next_offset = self.visible_next = self.floor = 1
+
     def advance(self, next_offset: int) -> None:
         """Take over a recorded next offset if it is higher."""
         if next_offset > self.next_offset:
@@ -47,9 +51,13 @@ class Partition:
 
 
 class Topic:
-    """A topic with its policy and partitions. A deleted topic stays, so that a new one continues from its offsets."""
+    """A topic with its policy and partitions. A deleted topic stays, so that a new one continues from its offsets.
 
-    __slots__ = ("former", "is_deleted", "name", "owner", "partitions", "policy")
+    A topic that is made again has the next generation. By it a shard tells the messages of the two apart
+    (`records.PartitionAt`).
+    """
+
+    __slots__ = ("former", "generation", "is_deleted", "name", "owner", "partitions", "policy")
 
     def __init__(
         self,
@@ -58,10 +66,12 @@ class Topic:
         partitions: tuple[Partition, ...],
         former: Topic | None = None,
         owner: str = "",
+        generation: int = 1,
     ) -> None:
         self.name = name
         self.policy = policy
         self.partitions = partitions
+        self.generation = generation
         self.former = former  # the deleted topic of the same name
         self.owner = owner  # the token that made it, if any
         self.is_deleted = False
@@ -189,12 +199,13 @@ class TopicTable:
         policy = self._policies.for_topic(name)
         if policy.journal not in self._journals:
             self.restore_journal(policy.journal, self._new_shard_count(policy.journal))
-        made = self.restore(name, policy, owner)
+        generation = 1 if topic is None else topic.generation + 1
+        made = self.restore(name, policy, owner, generation)
         if self._on_made is not None:
             self._on_made(made)
         return made
 
-    def restore(self, name: str, policy: Policy, owner: str = "") -> Topic:
+    def restore(self, name: str, policy: Policy, owner: str = "", generation: int = 1) -> Topic:
         """Put a topic with this policy into the table. It continues from the offsets of a former topic.
 
         A journal that is not in the table has one shard.
@@ -217,9 +228,21 @@ class TopicTable:
                     partition.advance(before.floor)
                     partition.floor = partition.next_offset
             partitions.append(partition)
-        topic = self._topics[name] = Topic(name, policy, tuple(partitions), former, owner)
+        topic = Topic(name, policy, tuple(partitions), former, owner, generation)
+        self._topics[name] = topic
         self._count(topic, 1)
         return topic
+
+    def partitions_in(self, shard: ShardId) -> Iterator[tuple[Topic, Partition]]:
+        """The partitions that lie in a shard, also those of deleted topics. Slow: walks over all topics.
+
+        A worker may iterate over it beside the loop.
+        """
+        for topic in list(self._topics.values()):
+            if topic.policy.journal == shard.journal:
+                for partition in topic.partitions:
+                    if partition.shard == shard:
+                        yield topic, partition
 
     def recorded_partition(self, name: str, number: int) -> Partition | None:
         """A recorded partition, also of a deleted topic; None if it is not recorded."""
@@ -258,6 +281,13 @@ class TopicTable:
         if topic is not None and topic.is_deleted:
             topic.is_deleted = False
             self._count(topic, 1)
+
+    def found_generation(self, name: str, generation: int) -> None:
+        """A shard knows this generation of the topic. If the table does not, the record of its making is lost."""
+        topic = self._topics[name]
+        if generation > topic.generation:
+            topic.generation = generation
+            self.undelete(name)
 
     def forget(self, topic: Topic) -> None:
         """Undo the making of a topic that could not be recorded."""

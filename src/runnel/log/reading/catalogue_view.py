@@ -1,20 +1,30 @@
-"""The topics and cursors of the catalogue, read while a broker may be writing it."""
+"""The metadata and the shards' catalogues of a directory of any format, read while a broker may be writing them."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
+from runnel.config import LimitSettings
 from runnel.log.log import Cursor, ShardId
-from runnel.log.metadata import catalogue as records
-from runnel.log.metadata.catalogue import LoadedCatalogue
-from runnel.log.metadata.catalogue_state import CatalogueState
-from runnel.log.metadata.cursors import CursorTable
-from runnel.log.metadata.definitions import DefinitionTable
-from runnel.log.metadata.last_values import LastValues
-from runnel.log.metadata.topic_table import Topic, TopicTable
+from runnel.log.metadata.catalogue import (
+    LoadedCatalogue,
+    LoadedMetadata,
+    read_catalogue,
+    read_format_one,
+    read_metadata,
+)
+from runnel.log.metadata.format_one import FormatOne
+from runnel.log.metadata.log_tables import LogTables
+from runnel.log.metadata.metadata_state import MetadataState
+from runnel.log.metadata.record_journal import LoadedRecords
+from runnel.log.metadata.recorded_shard import RecordedShard
+from runnel.log.metadata.records import Record
+from runnel.log.metadata.topic_table import Topic
 from runnel.log.reading.report import Report
+from runnel.log.segments import paths
 from runnel.log.segments.synced_marks import Mark
 from runnel.platform.disk import Disk
 from runnel.topics.names import TopicPartition
@@ -22,26 +32,33 @@ from runnel.topics.policies import Policies
 
 _ATTEMPTS: Final = 4
 _UNLIMITED: Final = 2**62  # the broker that wrote it kept to the limits
+_LIMITS: Final = LimitSettings(
+    topics_max=_UNLIMITED, cursors_max=_UNLIMITED, durable_subscriptions_max=_UNLIMITED
+)
 # No rules: what they add to a recorded policy does not matter here.
 _POLICIES: Final = Policies()
+_ALL_HIDDEN: Final = 2**63 - 1
+
+R = TypeVar("R")
 
 
 class CatalogueView(msgspec.Struct, frozen=True):
-    """The catalogue's topics by name, deleted ones included; its cursors; and whether there is a catalogue."""
+    """The topics by name, deleted ones included; the cursors; and what is recorded of the shards."""
 
     topics: dict[str, Topic]
     cursors: list[Cursor]
-    epoch: int
-    was_closed: bool
-    is_present: bool
-    next_entries: dict[ShardId, int] = {}  # of each shard, when it was last recorded
-    shard_counts: dict[str, int] = {}  # of each journal with several shards
+    is_present: bool  # there is metadata
+    was_closed: bool  # all of it, in good order
+    epochs: dict[ShardId, int]  # the newest recorded
+    closed: set[ShardId]  # in good order
+    next_entries: dict[ShardId, int]  # of each shard, when it was last recorded
+    shard_counts: dict[str, int]  # of each journal with several shards
 
     def floor_of(self, key: TopicPartition) -> int | None:
         """The first offset that is not hidden; None if the topic was deleted.
 
-        A topic that the catalogue does not know was made after it was read, or the catalogue is
-        lost: either way none of its messages is known to be hidden.
+        A topic that is not known was made after the metadata was read, or the metadata is lost: either way none of its
+        messages is known to be hidden.
         """
         topic = self.topics.get(key[0])
         if topic is None:
@@ -51,47 +68,117 @@ class CatalogueView(msgspec.Struct, frozen=True):
         return topic.partitions[key[1]].floor if key[1] < len(topic.partitions) else 1
 
 
-def read_catalogue(disk: Disk, folder: str, report: Report, mark: Mark | None) -> CatalogueView:
-    """Read the catalogue; damage goes to the report. Without one, no message is hidden and no topic known."""
-    loaded = load_catalogue(disk, folder, mark)
-    if loaded is None:
-        return CatalogueView({}, [], epoch=0, was_closed=False, is_present=False)
-    report.add_damage(*loaded.damage)
-    state = CatalogueState(
-        _POLICIES,
-        TopicTable(_POLICIES, _UNLIMITED),
-        CursorTable(_UNLIMITED, lambda _: None),
-        LastValues(),
-        DefinitionTable(_UNLIMITED),
-    )
-    state.apply_all(loaded.records)
-    return CatalogueView(
-        {topic.name: topic for topic in state.topics},
-        sorted(state.cursors.all(), key=lambda cursor: cursor.name),
-        state.epoch,
-        was_closed=state.is_closed,
-        is_present=bool(loaded.records),
-        next_entries={
-            shard: max(checkpoint.next_entry for checkpoint in checkpoints)
-            for shard, checkpoints in state.checkpoints.items()
-        },
-        shard_counts={
-            record.name: record.shards
-            for record in loaded.records
-            if isinstance(record, records.JournalMade)
-        },
-    )
+class CatalogueReader:
+    """Reads them once for a view; damage goes to the report. `shards`: the folders of shards that there are."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        shards: Iterable[tuple[ShardId, str]],
+        marks: Mapping[str, Mark],
+        report: Report,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._shards = list(shards)
+        self._marks = marks
+        self._report = report
+        self._tables = LogTables(_LIMITS, _POLICIES, lambda _: None)
+        self._state = MetadataState(_POLICIES, self._tables)
+
+    def read_format_one(self) -> CatalogueView:
+        loaded = load_format_one(self._disk, self._directory, self._marks)
+        if loaded is None:
+            return self._view({}, is_present=False)
+        self._report.add_damage(*loaded.damage)
+        former = FormatOne(self._state, self._tables)
+        former.apply_all(loaded.records)
+        is_closed = self._state.is_closed
+        recorded = former.recorded(is_closed=is_closed)
+        for shard, _ in self._shards:
+            recorded.setdefault(shard, RecordedShard(self._state.epoch, is_closed))
+        return self._view(recorded, is_present=bool(loaded.records))
+
+    def read(self) -> CatalogueView:
+        """Without metadata no topic is known, and no message hidden."""
+        loaded = load_metadata(self._disk, self._directory, self._marks)
+        if loaded is not None:
+            self._report.add_damage(*loaded.damage)
+            self._state.apply_all(loaded.records)
+        found: dict[ShardId, RecordedShard] = {}
+        damaged: set[ShardId] = set()
+        for shard, folder in self._shards:
+            catalogue = load_catalogue(self._disk, self._directory, folder, self._marks)
+            if catalogue is not None:
+                self._report.add_damage(*catalogue.damage)
+                found[shard] = RecordedShard.of(catalogue.records)
+                if catalogue.damage:
+                    damaged.add(shard)
+        self._put_floors(found, damaged)
+        return self._view(found, is_present=loaded is not None and bool(loaded.records))
+
+    def _put_floors(
+        self, found: Mapping[ShardId, RecordedShard], damaged: Container[ShardId]
+    ) -> None:
+        topics = self._tables.topics
+        for recorded in found.values():
+            for at in recorded.partitions:
+                partition = topics.recorded_partition(at.topic, at.partition)
+                if partition is not None:
+                    partition.floor = max(partition.floor, at.floor)
+        for topic in topics:
+            for partition in topic.partitions if topic.generation > 1 else ():
+                of_shard = found.get(partition.shard)
+                if of_shard is None or partition.shard in damaged:
+                    continue
+                if of_shard.generations.get(partition.key, 1) < topic.generation:
+                    partition.floor = _ALL_HIDDEN  # the shard has no message of this topic yet
+
+    def _view(
+        self, recorded: Mapping[ShardId, RecordedShard], *, is_present: bool
+    ) -> CatalogueView:
+        tables = self._tables
+        journals = {topic.policy.journal for topic in tables.topics}
+        counts = {journal: tables.topics.shard_count(journal) or 1 for journal in journals}
+        return CatalogueView(
+            {topic.name: topic for topic in tables.topics},
+            sorted(tables.cursors.all(), key=lambda cursor: cursor.name),
+            is_present,
+            self._state.is_closed and all(each.is_closed for each in recorded.values()),
+            {shard: each.epoch for shard, each in recorded.items()},
+            {shard for shard, each in recorded.items() if each.is_closed and each.epoch},
+            {shard: each.next_entry for shard, each in recorded.items() if each.checkpoints},
+            {journal: count for journal, count in counts.items() if count > 1},
+        )
 
 
-def load_catalogue(disk: Disk, folder: str, mark: Mark | None) -> LoadedCatalogue | None:
-    """Load the newest catalogue file; None if there is none.
+def load_metadata(disk: Disk, directory: str, marks: Mapping[str, Mark]) -> LoadedMetadata | None:
+    """Load the newest file of metadata; None if there is none."""
+    return _load_settled(lambda: read_metadata(disk, directory, marks.get(paths.METADATA)))
 
-    Loads again if a newer file has just replaced it, or if a half-written record may look like damage.
-    """
-    former: LoadedCatalogue | None = None
+
+def load_catalogue(
+    disk: Disk, directory: str, shard_folder: str, marks: Mapping[str, Mark]
+) -> LoadedCatalogue | None:
+    """Load the newest catalogue file of a shard; None if there is none."""
+    name = paths.catalogue_folder(shard_folder).removeprefix(f"{directory}/")
+    return _load_settled(lambda: read_catalogue(disk, shard_folder, marks.get(name)))
+
+
+def load_format_one(
+    disk: Disk, directory: str, marks: Mapping[str, Mark]
+) -> LoadedRecords[Record] | None:
+    """Load the newest catalogue file of a directory of format 1; None if there is none."""
+    return _load_settled(lambda: read_format_one(disk, directory, marks.get(paths.CATALOGUE)))
+
+
+def _load_settled(load: Callable[[], LoadedRecords[R]]) -> LoadedRecords[R] | None:
+    """Load again if a newer file has just replaced it, or if a half-written record may look like damage."""
+    former: LoadedRecords[R] | None = None
     for _ in range(_ATTEMPTS):
         try:
-            loaded = records.read_newest(disk, folder, mark)
+            loaded = load()
         except FileNotFoundError:
             continue
         if not loaded.damage or (former is not None and loaded.damage == former.damage):

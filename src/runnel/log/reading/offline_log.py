@@ -11,7 +11,6 @@ import msgspec
 from runnel.errors import ClientFault, CorruptionError, MalformedError
 from runnel.formats import block as blocks
 from runnel.formats.batch import Batch
-from runnel.log.disk.recovery import FORMAT, check_format
 from runnel.log.log import Cursor, ShardId
 from runnel.log.losses.missing_segments import (
     UNKNOWN_ENTRY,
@@ -21,7 +20,7 @@ from runnel.log.losses.missing_segments import (
 )
 from runnel.log.losses.shard_losses import LossesFile, is_mended, read_losses
 from runnel.log.reading.block_plan import PlannedBlock, Stretch, plan_blocks, stretches
-from runnel.log.reading.catalogue_view import CatalogueView, read_catalogue
+from runnel.log.reading.catalogue_view import CatalogueReader, CatalogueView
 from runnel.log.reading.open_segment import (
     OpenSegment,
     SegmentInfo,
@@ -35,6 +34,7 @@ from runnel.log.reading.report import Report
 from runnel.log.reading.selection import Matcher, Selection
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
 from runnel.log.segments import paths
+from runnel.log.segments.format_file import FORMAT, read_format
 from runnel.log.segments.index import StaleIndexError
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.segment import HEADER_BYTES, decode_header
@@ -56,7 +56,7 @@ class JournalInfo(msgspec.Struct, frozen=True):
 class OfflineLog:
     """A data directory, or a copy of one, open for reading. There is nothing to close.
 
-    The catalogue is read once, when first needed. Each call lists the segments anew, and a scan reads
+    Metadata and catalogues are read once, when first needed. Each call lists the segments anew, and a scan reads
     those that existed when it began. Damage is skipped, and listed in `report`.
     """
 
@@ -73,17 +73,19 @@ class OfflineLog:
             raise ClientFault("the data directory is an empty text")
         self.directory = directory.rstrip("/") or "/"
         self.disk = RealDisk() if disk is None else disk
-        self.format = FORMAT
         self.report = Report()
         self._find_holder = find_holder
         if paths.FORMAT_FILE not in self.disk.list(self.directory):
             raise ClientFault(
                 f"{directory} is not a data directory of Runnel: there is no {paths.FORMAT_FILE} in it"
             )
-        found = check_format(self.disk, f"{self.directory}/{paths.FORMAT_FILE}")
+        found = read_format(self.disk, self.directory)
+        self.format = found.format
         self._keeps_account = found.keeps_account
         self._was_live = self.holder() is not None
         self.marks = read_marks(self.disk, self.directory)  # before the files that they describe
+        if self.format == FORMAT:
+            self.marks.marks.pop(paths.CATALOGUE, None)  # of format 1, before its migration ended
 
     def holder(self) -> LockHolder | None:
         """The process that has the directory open now."""
@@ -97,12 +99,17 @@ class OfflineLog:
 
     @cached_property
     def catalogued(self) -> CatalogueView:
-        """The topics and cursors of the catalogue, read once."""
-        folder = f"{self.directory}/{paths.CATALOGUE}"
-        return read_catalogue(self.disk, folder, self.report, self.marks.marks.get(paths.CATALOGUE))
+        """The metadata, and the catalogues of the shards, read once."""
+        shards = [
+            (ShardId(journal.name, shard), f"{journal.folder}/{shard}")
+            for journal in self.journals()
+            for shard in journal.shards
+        ]
+        reader = CatalogueReader(self.disk, self.directory, shards, self.marks.marks, self.report)
+        return reader.read() if self.format == FORMAT else reader.read_format_one()
 
     def cursors(self) -> list[Cursor]:
-        """The named cursors of the catalogue."""
+        """The named cursors."""
         return self.catalogued.cursors
 
     def journals(self) -> list[JournalInfo]:
@@ -124,7 +131,7 @@ class OfflineLog:
         recorded = self.catalogued.shard_counts.get(journal.name)
         is_missed = written is None and (recorded is not None or max(journal.shards, default=0) > 0)
         if journal.shards and (is_missed or (recorded is not None and written != recorded)):
-            known = "" if recorded is None else f"; the catalogue says {recorded}"
+            known = "" if recorded is None else f"; the metadata says {recorded}"
             problem = f"does not say how many shards the journal has{known}"
             self.report.add_damage(Damage(f"{journal.folder}/{paths.SHARDS_FILE}", 0, 0, problem))
 
@@ -333,7 +340,7 @@ class OfflineLog:
         next_entry = self.catalogued.next_entries.get(shard_id, 1)
         spans = self._spans(names)
         lost_end = None
-        if not self.catalogued.was_closed:
+        if shard_id not in self.catalogued.closed:
             lost_end = find_lost_end(spans, remembered, *self._mark(folder))
         breaks = find_breaks(spans, remembered, 0 if lost_end else next_entry)
         for found in (*breaks, *([] if lost_end is None else [lost_end])):

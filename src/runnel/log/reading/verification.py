@@ -2,8 +2,9 @@
 
 Of a segment it checks the header; each block's header, envelope, body and padding against their checksums; that the
 body's columns can be decoded; that entries rise, receive times do not go back, and the offsets of a topic-partition
-rise (rewriting leaves holes); and the index against a rebuilt one. Of the catalogue and of each shard's subscription
-state it checks each record. Of every folder with a synced mark it checks that the newest file is as long as the mark.
+rise (rewriting leaves holes); and the index against a rebuilt one. Of the metadata and of each shard's catalogue and
+subscription state it checks each record. Of every folder with a synced mark it checks that the newest file is as long
+as the mark.
 
 A tail that was never known to be synced is no damage: a crash leaves such a tail, and recovery cuts it off.
 """
@@ -11,16 +12,17 @@ A tail that was never known to be synced is no damage: a crash leaves such a tai
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from runnel.errors import CorruptionError, MalformedError
 from runnel.formats.batch import Batch
-from runnel.log.metadata.catalogue import LastValue, Opened
+from runnel.log.metadata.record_journal import LoadedRecords
+from runnel.log.metadata.records import LastValue, Opened
 from runnel.log.metadata.state_journal import read_state
-from runnel.log.reading.catalogue_view import load_catalogue
+from runnel.log.reading.catalogue_view import load_catalogue, load_format_one, load_metadata
 from runnel.log.reading.offline_log import JournalInfo, OfflineLog
 from runnel.log.reading.open_segment import (
     SegmentName,
@@ -30,6 +32,7 @@ from runnel.log.reading.open_segment import (
 )
 from runnel.log.reading.report import torn_note
 from runnel.log.segments import paths, segment
+from runnel.log.segments.format_file import FORMAT
 from runnel.log.segments.index import GrowingIndex, SealedIndex, decode_header
 from runnel.log.segments.scan import Damage, Scanned, ScanWindow
 from runnel.log.segments.segment import HEADER_BYTES, StoredBlock
@@ -97,10 +100,11 @@ class _Verification:
         names = {journal.folder: self._log.segment_names(journal) for journal in journals}
         sizes = {name.path: self._size(name.path) for listed in names.values() for name in listed}
         self._total_bytes = sum(sizes.values())
-        self._check_catalogue()
+        self._check_metadata()
         for journal in journals:
             self._note_leftovers(journal, names[journal.folder])
             for shard in journal.shards:
+                self._check_catalogue(f"{journal.folder}/{shard}")
                 self._check_state(f"{journal.folder}/{shard}")
                 self._mark_of(f"{journal.folder}/{shard}")  # checked with the segments
                 self._check_shard(
@@ -129,20 +133,53 @@ class _Verification:
         except FileNotFoundError:
             return 0
 
-    # --- Catalogue, marks and subscription state ---
+    # --- Metadata, catalogues, marks and subscription state ---
 
-    def _check_catalogue(self) -> None:
-        folder = f"{self._log.directory}/{paths.CATALOGUE}"
-        loaded = load_catalogue(self._disk, folder, self._mark_of(folder))
-        if loaded is None:
-            self._notes.append(f"{folder}: there is no catalogue; purged messages cannot be told")
-            return
+    def _check_metadata(self) -> None:
+        log, marks = self._log, self._log.marks.marks
+        has_marks_file = log.marks.is_present
+        if log.format == FORMAT:
+            folder = f"{log.directory}/{paths.METADATA}"
+            metadata = load_metadata(self._disk, log.directory, marks)
+            is_there = metadata is not None
+            if metadata is not None:
+                self._take(metadata)
+                if metadata.records and not has_marks_file and not log.is_live():
+                    log.report.add_damage(missing_marks(log.directory))
+        else:
+            folder = f"{log.directory}/{paths.CATALOGUE}"
+            former = load_format_one(self._disk, log.directory, marks)
+            if former is not None:
+                self._take(former)
+                self._check_last_values(former, folder)
+                has_marks = any(
+                    isinstance(item, Opened) and item.has_marks for item in former.records
+                )
+                if has_marks and not has_marks_file and not log.is_live():
+                    log.report.add_damage(missing_marks(log.directory))
+            is_there = former is not None
+        self._mark_of(folder)
+        if not is_there:
+            self._notes.append(f"{folder}: there is no metadata; purged messages cannot be told")
+
+    def _check_catalogue(self, shard_folder: str) -> None:
+        """Check the catalogue of a shard."""
+        loaded = load_catalogue(
+            self._disk, self._log.directory, shard_folder, self._log.marks.marks
+        )
+        folder = paths.catalogue_folder(shard_folder)
+        self._mark_of(folder)
+        if loaded is not None:
+            self._take(loaded)
+            self._check_last_values(loaded, folder)
+
+    def _take(self, loaded: LoadedRecords[Any]) -> None:
+        """Report what is damaged or torn in a journal of records."""
         self._log.report.add_damage(*loaded.damage)
         if loaded.torn is not None and not self._log.is_live():
             self._notes.append(torn_note(loaded.torn))
-        has_marks = any(isinstance(item, Opened) and item.has_marks for item in loaded.records)
-        if has_marks and not self._log.marks.is_present and not self._log.is_live():
-            self._log.report.add_damage(missing_marks(self._log.directory))
+
+    def _check_last_values(self, loaded: LoadedRecords[Any], folder: str) -> None:
         for record in loaded.records:
             if isinstance(record, LastValue) and record.block:
                 try:
@@ -170,11 +207,8 @@ class _Verification:
             former, loaded = loaded, read_state(self._disk, shard_folder, mark)
             if loaded is not None and loaded.damage == former.damage:
                 break
-        if loaded is None:
-            return
-        self._log.report.add_damage(*loaded.damage)
-        if loaded.torn is not None and not self._log.is_live():
-            self._notes.append(torn_note(loaded.torn))
+        if loaded is not None:
+            self._take(loaded)
 
     def _note_leftovers(self, journal: JournalInfo, names: list[SegmentName]) -> None:
         if self._log.is_live():
@@ -183,6 +217,7 @@ class _Verification:
         for shard in journal.shards:
             folder = f"{journal.folder}/{shard}"
             wanted |= {paths.state_folder(folder), f"{folder}/{paths.LOSSES_FILE}"}
+            wanted |= {paths.catalogue_folder(folder), f"{folder}/{paths.LOCK_FILE}"}
             listed = self._disk.list(folder)
             orphans = paths.orphaned_indexes(listed)  # reported as damage already
             for file_name in listed:

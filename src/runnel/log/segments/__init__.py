@@ -2,6 +2,7 @@
 
 __all__ = [
     "files",
+    "format_file",
     "index",
     "paths",
     "records",

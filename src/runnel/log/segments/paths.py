@@ -4,13 +4,16 @@
     lock                             held by the process that writes
     synced                           how far the newest file of each folder has been synced
     checkpoint/                      all of this as of one moment, while a backup is made
-    catalogue/00000000000000000007   the newest is the one in use
+    metadata/00000000000000000007    what belongs to no shard; the newest file is the one in use
     journals/<journal>/name          the journal's real name
     journals/<journal>/shards        its number of shards, unless it has one
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
     journals/<journal>/<shard>/00000000000000000001-0.index
     journals/<journal>/<shard>/losses                            the shard's losses, if there are any
-    journals/<journal>/<shard>/state/00000000000000000003        the newest is the one in use
+    journals/<journal>/<shard>/catalogue/00000000000000000002    offsets, producers, last values; the newest is in use
+    journals/<journal>/<shard>/state/00000000000000000003        progress of subscriptions; the newest is in use
+
+Format 1 had one catalogue for the directory, in `catalogue/`, instead of the metadata and the shards' catalogues.
 
 A journal's folder is its name with every character outside a-z 0-9 _ - written as %XX of its UTF-8 bytes, so that no
 two names collide, even on file systems that fold case. A long name is cut, and ends in ~ and a hash of the whole name.
@@ -28,6 +31,7 @@ from xxhash import xxh3_128_hexdigest
 FORMAT_FILE: Final = "runnel.json"
 LOCK_FILE: Final = "lock"
 MARKS_FILE: Final = "synced"
+METADATA: Final = "metadata"
 CATALOGUE: Final = "catalogue"
 JOURNALS: Final = "journals"
 CHECKPOINT: Final = "checkpoint"
@@ -47,6 +51,7 @@ _OUR_NAMES: Final = frozenset(
         LOCK_FILE,
         MARKS_FILE,
         CHECKPOINT,
+        METADATA,
         CATALOGUE,
         JOURNALS,
         "runnel.toml",
@@ -84,6 +89,11 @@ def shard_folder(directory: str, journal: str, shard: int) -> str:
 def state_folder(shard_folder: str) -> str:
     """The folder of a shard's state journal, which records the progress of subscriptions."""
     return f"{shard_folder}/{STATE}"
+
+
+def catalogue_folder(shard_folder: str) -> str:
+    """The folder of a shard's catalogue."""
+    return f"{shard_folder}/{CATALOGUE}"
 
 
 def foreign_names(names: Sequence[str]) -> list[str]:

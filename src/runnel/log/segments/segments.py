@@ -157,7 +157,12 @@ class SegmentFolder:
         ]
         # Their indexes stay, so that the loss is reported until an operator removes them.
         wanted |= {paths.index_path(lost.path) for lost in self.missing}
-        wanted |= {paths.state_folder(self.folder), f"{self.folder}/{paths.LOSSES_FILE}"}
+        wanted |= {
+            paths.catalogue_folder(self.folder),
+            paths.state_folder(self.folder),
+            f"{self.folder}/{paths.LOSSES_FILE}",
+            f"{self.folder}/{paths.LOCK_FILE}",
+        }
         unwanted = [name for name in names if f"{self.folder}/{name}" not in wanted]
         if names and (unwanted or not is_clean):
             # A killed process may not have made these names durable. What is stored in these files from here on, and

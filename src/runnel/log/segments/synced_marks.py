@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -153,12 +153,30 @@ class SyncedMarks:
         self._unread = set(found.marks)
         self._slots = {folder: number for number, folder in enumerate(self._marks, start=1)}
         if not found.is_dense:
-            slots = [(_FIRST_SLOT, Mark(0, 0)), *self._marks.items()]
-            write_whole(self._disk, self._path, b"".join(encode_slot(*slot) for slot in slots))
+            self._rewrite()
         # Also for a process that was killed before its sync: the catalogue will say that the file exists.
         self._disk.sync_directory(self._directory)
         self._file = self._disk.open(self._path, FileAccess.WRITE)
         return found
+
+    def _rewrite(self) -> None:
+        slots = [(_FIRST_SLOT, Mark(0, 0)), *self._marks.items()]
+        write_whole(self._disk, self._path, b"".join(encode_slot(*slot) for slot in slots))
+
+    def forget(self, folders: Iterable[str]) -> None:
+        """Remove the marks of folders that are gone for good. Before anything is written to the others."""
+        names = {self._name(folder) for folder in folders} & self._marks.keys()
+        if names:
+            with self._lock:
+                for name in names:
+                    del self._marks[name]
+                    self._unread.discard(name)
+                self._slots = {folder: number for number, folder in enumerate(self._marks, start=1)}
+                self._rewrite()
+                self._disk.sync_directory(self._directory)
+                if self._file is not None:
+                    self._file.close()
+                self._file = self._disk.open(self._path, FileAccess.WRITE)
 
     def get(self, folder: str) -> Mark | None:
         """The mark of a folder, given by its path. The caller reports what is missing there."""
