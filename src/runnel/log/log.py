@@ -493,10 +493,11 @@ class OwnershipCheck(Protocol):
 class ShardOwnership(OwnershipCheck, Protocol):
     """Begins and ends serving a shard. A shard without an owner comes to the log that stores a first batch there."""
 
-    async def acquire(self, shard: ShardId) -> OwnedShard:
-        """Begin a term of ownership: load the shard, and serve it under a higher epoch. Tells the listener.
+    async def acquire(self, shard: ShardId, above: int = 0) -> OwnedShard:
+        """Begin a term of ownership: load the shard, and serve it under a higher epoch, also higher than `above`.
 
-        Returns the present view if the shard is served here already. MovedError if another log has it.
+        Tells the listener. Returns the present view if the shard is served here already. MovedError if another log has
+        it.
         """
 
     async def release(self, shard: ShardId) -> None:

@@ -11,7 +11,7 @@ from runnel.errors import ClientFault, Unavailable
 from runnel.log.backup import checkpoint
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import ShardId
-from runnel.log.metadata.catalogue import MetadataJournal
+from runnel.log.metadata.shared_metadata import MetadataRecords
 from runnel.log.metadata.state_journal import StateJournals
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
@@ -29,7 +29,7 @@ class Checkpoints:
         directory: str,
         shards: Mapping[ShardId, DiskShard],
         states: StateJournals,
-        metadata: MetadataJournal,
+        metadata: MetadataRecords,
         clock: Clock,
         workers: Workers,
         check_open: Callable[[], None],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 from typing import Final
 
-from runnel.errors import DiskFullError, SettingsError
+from runnel.errors import DiskFullError, FormatVersionError, SettingsError
 from runnel.log.segments import paths
 from runnel.log.segments.format_file import FORMAT, FormatFile, read_format, write_format
 from runnel.platform.disk import Disk, DiskLock
@@ -51,6 +51,16 @@ def lock_directory(disk: Disk, directory: str) -> DiskLock:
         lock.release()
         raise
     return lock
+
+
+def check_present_format(disk: Disk, directory: str) -> None:
+    """FormatVersionError unless the directory has the present format, also if an older one could be migrated."""
+    found = read_format(disk, directory)
+    if found.format != FORMAT:
+        raise FormatVersionError(
+            f"{directory} has format {found.format}: one broker alone has to open it first, which migrates it to "
+            f"format {FORMAT}"
+        )
 
 
 def _refuse_foreign(directory: str, names: Sequence[str]) -> None:

@@ -9,12 +9,12 @@ from os import PathLike
 from typing import Final
 
 from runnel.config import Keep, Settings
-from runnel.errors import ClosedError
+from runnel.errors import ClientFault, ClosedError
 from runnel.formats.batch import Batch
 from runnel.log.backup import checkpoint
 from runnel.log.disk import migration
 from runnel.log.disk.checkpoints import Checkpoints
-from runnel.log.disk.directory import checked_directory, lock_directory
+from runnel.log.disk.directory import check_present_format, checked_directory, lock_directory
 from runnel.log.disk.directory_recovery import DirectoryRecovery
 from runnel.log.disk.disk_metadata import DiskMetadata
 from runnel.log.disk.folders import ShardFolders
@@ -50,7 +50,14 @@ from runnel.log.metadata.format_one import FormatOne
 from runnel.log.metadata.log_tables import LogTables
 from runnel.log.metadata.metadata_state import MetadataState
 from runnel.log.metadata.recorded_shard import RecordedShard
-from runnel.log.metadata.records import Closed, Opened
+from runnel.log.metadata.records import (
+    Closed,
+    MetadataRecord,
+    Opened,
+    TopicDeleted,
+    TopicMade,
+)
+from runnel.log.metadata.shared_metadata import MetadataRecords, SharedMetadata
 from runnel.log.metadata.state_journal import StateJournals
 from runnel.log.metadata.topic_table import Partition, Topic, check_append, check_offset
 from runnel.log.segments import paths
@@ -95,6 +102,7 @@ class DiskLog:
         listener: LogListener,
         holds: SubscriptionHolds | None,
         make_group_store: MakeGroupStore | None = None,
+        shared: SharedMetadata | None = None,
     ) -> None:
         self._tables = LogTables(
             settings.limits,
@@ -111,7 +119,9 @@ class DiskLog:
         self._workers = workers
         self._files = OpenFiles(disk, settings.limits.open_files_max)
         self._tasks = OwnedTasks("the log")
-        self._marks = SyncedMarks(disk, self._directory)
+        self._shared = shared
+        member = "" if shared is None else shared.member
+        self._marks = SyncedMarks(disk, self._directory, member)
         self._state = MetadataState(policies, self._tables)
         self._journal = MetadataJournal(
             disk,
@@ -121,7 +131,8 @@ class DiskLog:
             bytes_max=settings.log.catalogue_log_bytes_max,
             snapshot=lambda: self._state.snapshot(clock.time_ns()),
         )
-        folders = ShardFolders(disk, self._directory, self._topics.shard_count)
+        recorded: MetadataRecords = self._journal if shared is None else shared
+        folders = ShardFolders(disk, self._directory, self._topics.shard_count, member)
         self._states = StateJournals(
             disk,
             workers,
@@ -156,17 +167,20 @@ class DiskLog:
             disk,
             workers,
             self._tasks,
-            is_exclusive=True,
+            is_exclusive=shared is None,
             on_new_shard=lambda shard: self._checkpoints.on_new_shard(shard),
         )
         self._creation = TopicCreation(
-            self._topics, self._journal.add_made, self._owned.find, self._tasks, listener
+            self._topics, recorded.add_made, self._owned.find, self._tasks, listener
+        )
+        self._removal = TopicRemoval(
+            self._topics, recorded, self._owned.get, self._owned.find, listener
         )
         self.metadata: Final = DiskMetadata(
             self._tables,
-            self._journal,
+            recorded,
             self._creation,
-            TopicRemoval(self._topics, self._journal, self._owned.get, self._owned.find, listener),
+            self._removal,
             clock,
             self._check_open,
             self._stored_term,
@@ -175,7 +189,7 @@ class DiskLog:
             self._directory,
             self._owned.shards,
             self._states,
-            self._journal,
+            recorded,
             clock,
             workers,
             self._check_open,
@@ -204,10 +218,15 @@ class DiskLog:
         listener: LogListener | None = None,
         holds: SubscriptionHolds | None = None,
         make_group_store: MakeGroupStore | None = None,
+        shared: SharedMetadata | None = None,
     ) -> DiskLog:
-        """Lock the directory, recover what a crash left, and begin a new epoch.
+        """Lock the directory, and recover what a crash left.
 
         `make_group_store` makes what stores the groups of a shard, if that is not its segment files alone.
+
+        With `shared` metadata this is one of several logs that serve the directory. It locks nothing at first: whoever
+        starts these logs holds the directory's lock. It serves the shards that it acquires, each under the lock of the
+        shard's folder.
 
         LockedError if another process holds it, FormatVersionError if a newer Runnel wrote it, SettingsError
         if it cannot be a data directory.
@@ -222,6 +241,7 @@ class DiskLog:
             listener or NullListener(),
             holds,
             make_group_store,
+            shared,
         )
         opening = asyncio.get_running_loop().create_task(log._open())
         try:
@@ -238,6 +258,34 @@ class DiskLog:
         return log
 
     async def _open(self) -> None:
+        if self._shared is None:
+            await self._open_alone()
+        else:
+            await self._open_beside_others(self._shared)
+
+    async def _open_beside_others(self, shared: SharedMetadata) -> None:
+        submit = self._workers.submit
+        await submit(check_present_format, self._disk, self._directory)
+        await submit(self._marks.open)
+        self._state.apply_all(await shared.load(self._follow))
+
+    def _follow(self, found: Sequence[MetadataRecord]) -> None:
+        """Apply what another log of the directory has recorded."""
+        for record in found:
+            match record:
+                case TopicMade(name, generation=generation):
+                    known = self._topics.recorded(name)
+                    if known is None or known.generation < generation:
+                        self._state.apply(record)
+                        made = self._topics.recorded(name)
+                        assert made is not None
+                        self._creation.follow(made)
+                case TopicDeleted(name):
+                    self._removal.apply_deletion(name)
+                case _:
+                    self._state.apply(record)
+
+    async def _open_alone(self) -> None:
         submit = self._workers.submit
         self._lock = await submit(lock_directory, self._disk, self._directory)
         if paths.CHECKPOINT in self._disk.list(self._directory):  # left by a killed process
@@ -359,6 +407,9 @@ class DiskLog:
             for _, partition in self._topics.partitions_in(shard_id):
                 partition.reset()
             folder = self._factory.folder(shard_id)
+            if self._shared is not None:
+                folders = (folder, paths.catalogue_folder(folder), paths.state_folder(folder))
+                await self._workers.submit(self._marks.take_over, folders)
             found = await self._workers.submit(recovery.read, shard_id, folder)
             [shard] = await recovery.restore([found], lambda each: self._make_shard(each, above))
             for damage in recovery.all_damage():
@@ -474,9 +525,9 @@ class DiskLog:
 
     # --- Ownership ---
 
-    async def acquire(self, shard: ShardId) -> ShardView:
+    async def acquire(self, shard: ShardId, above: int = 0) -> ShardView:
         self._check_open()
-        return await self._owned.acquire(shard)
+        return await self._owned.acquire(shard, above)
 
     async def release(self, shard: ShardId) -> None:
         self._check_open()
@@ -501,6 +552,10 @@ class DiskLog:
     # --- Backups ---
 
     async def checkpoint(self) -> tuple[str, str]:
+        if self._shared is not None:
+            raise ClientFault(
+                "several brokers serve this data directory, and one of them cannot stop the others for a copy"
+            )
         return await self._checkpoints.make()
 
     async def drop_checkpoint(self) -> None:
@@ -549,7 +604,10 @@ class DiskLog:
             outcomes += await asyncio.gather(self._states.close(), return_exceptions=True)
             await self._tasks.finish()
             failure = next((item for item in outcomes if item is not None), None)
-            await self._journal.close(*(() if failure else (Closed(self._state.epoch),)))
+            if self._shared is not None:
+                await self._shared.close()
+            else:
+                await self._journal.close(*(() if failure else (Closed(self._state.epoch),)))
             await self._workers.submit(self._marks.close)
             if failure is not None:
                 raise failure
@@ -558,6 +616,8 @@ class DiskLog:
 
     def _release(self) -> None:
         self._journal.release()
+        if self._shared is not None:
+            self._shared.release()
         self._states.release()
         self._owned.release_locks()
         self._marks.release()

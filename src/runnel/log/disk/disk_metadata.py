@@ -1,4 +1,4 @@
-"""`DiskMetadata`: the topics, cursors, subscriptions and terms of a data directory. Its journal records each change."""
+"""`DiskMetadata`: the topics, cursors, subscriptions and terms of a data directory. Each change is recorded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from runnel.log.disk.topic_creation import TopicCreation
 from runnel.log.disk.topic_removal import TopicRemoval
 from runnel.log.log import Creator, CursorPosition, LogTopic, SomeMade
 from runnel.log.metadata import records
-from runnel.log.metadata.catalogue import MetadataJournal
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.log_tables import LogTables
+from runnel.log.metadata.shared_metadata import MetadataRecords
 from runnel.platform.clock import Clock
 
 
@@ -22,7 +22,7 @@ class DiskMetadata(LogMetadata):
     def __init__(
         self,
         tables: LogTables,
-        journal: MetadataJournal,
+        recorded: MetadataRecords,
         creation: TopicCreation,
         removal: TopicRemoval,
         clock: Clock,
@@ -30,7 +30,7 @@ class DiskMetadata(LogMetadata):
         stored_term: Callable[[str], int],
     ) -> None:
         super().__init__(tables, clock, check_open, stored_term)
-        self._journal = journal
+        self._recorded = recorded
         self._creation = creation
         self._removal = removal
 
@@ -71,11 +71,11 @@ class DiskMetadata(LogMetadata):
         self._check_open()
         cursors = self._tables.cursors
         cursor = cursors.make(name, positions, self._clock.time_ns(), owner)
-        await self._journal.add(records.CursorSet(cursor), apply=lambda: cursors.put(cursor))
+        await self._recorded.add(records.CursorSet(cursor), apply=lambda: cursors.put(cursor))
 
     async def remove_cursor(self, name: str) -> None:
         self._check_open()
-        await self._journal.add(
+        await self._recorded.add(
             records.CursorRemoved(name), apply=lambda: self._tables.cursors.remove(name)
         )
 
@@ -85,14 +85,14 @@ class DiskMetadata(LogMetadata):
         self._check_open()
         subscriptions = self._tables.subscriptions
         subscriptions.check(name)
-        await self._journal.add(
+        await self._recorded.add(
             records.SubscriptionSet(name, content),
             apply=lambda: subscriptions.put(name, content),
         )
 
     async def remove_subscription(self, name: str) -> None:
         self._check_open()
-        await self._journal.add(
+        await self._recorded.add(
             records.SubscriptionRemoved(name),
             apply=lambda: self._tables.subscriptions.remove(name),
         )
@@ -101,5 +101,6 @@ class DiskMetadata(LogMetadata):
 
     async def take_term(self, producer: str, above: int = -1) -> int:
         term = await super().take_term(producer, above)
-        await self._journal.add(records.TermTaken(producer, term))
-        return term
+        recorded = await self._recorded.take_term(producer, term)
+        self._tables.terms.put(producer, recorded)
+        return recorded

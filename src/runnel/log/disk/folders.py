@@ -16,12 +16,17 @@ class ShardFolders:
     """The folders of one data directory. Thread-safe: a shard's first segment and state may be written at once."""
 
     def __init__(
-        self, disk: Disk, directory: str, shard_count: Callable[[str], int | None]
+        self,
+        disk: Disk,
+        directory: str,
+        shard_count: Callable[[str], int | None],
+        member: str = "",
     ) -> None:
-        """`shard_count` returns the number of shards of a journal."""
+        """`shard_count` returns the number of shards of a journal. `member`: see `write_whole`."""
         self._disk = disk
         self._directory = directory
         self._shard_count = shard_count
+        self._member = member
         self._made: set[ShardId] = set()
         self._lock = threading.Lock()
 
@@ -34,10 +39,15 @@ class ShardFolders:
             self._disk.make_directory(journal)
             names = self._disk.list(journal)
             if paths.NAME_FILE not in names:
-                write_whole(self._disk, f"{journal}/{paths.NAME_FILE}", shard_id.journal.encode())
+                write_whole(
+                    self._disk,
+                    f"{journal}/{paths.NAME_FILE}",
+                    shard_id.journal.encode(),
+                    member=self._member,
+                )
             shards = self._shard_count(shard_id.journal) or 1
             if shards > 1 and paths.SHARDS_FILE not in names:
-                write_shards(self._disk, journal, shards)
+                write_shards(self._disk, journal, shards, member=self._member)
             self._disk.sync_directory(journal)  # also for a process that was killed before its sync
             self._disk.make_directory(
                 paths.shard_folder(self._directory, shard_id.journal, shard_id.shard)

@@ -121,9 +121,9 @@ class OwnedShards:
             shard.writer.refuse(self._refusal)
         self._on_new_shard(shard)
 
-    async def acquire(self, shard_id: ShardId) -> ShardView:
+    async def acquire(self, shard_id: ShardId, above: int) -> ShardView:
         """See `ShardOwnership`."""
-        view: ShardView = await self._change(shard_id, self._begin_term(shard_id))
+        view: ShardView = await self._change(shard_id, self._begin_term(shard_id, above))
         return view
 
     async def release(self, shard_id: ShardId) -> None:
@@ -152,14 +152,14 @@ class OwnedShards:
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
-    async def _begin_term(self, shard_id: ShardId) -> ShardView:
+    async def _begin_term(self, shard_id: ShardId, above: int) -> ShardView:
         if shard_id in self.shards:
             return self.view(shard_id)
         if not self._is_exclusive:
             self._locks[shard_id] = await self._workers.submit(self._lock, shard_id)
         shard: DiskShard | None = None
         try:
-            shard = await self._load(shard_id, self._given_up.get(shard_id, 0))
+            shard = await self._load(shard_id, max(above, self._given_up.get(shard_id, 0)))
             await shard.writer.begin_term()
         except BaseException:
             if shard is not None:

@@ -63,18 +63,15 @@ class TopicCreation:
             recorded = self._tasks.start_awaited(self._record_again(again, topics, journals))
         else:
             recorded = self._record(topics, journals)
-        self._unrecorded.update(dict.fromkeys((topic.name for topic in topics), recorded))
+        self._hold(recorded, topics)
 
         def done(future: asyncio.Future[None]) -> None:
-            is_recorded = not future.cancelled() and future.exception() is None
-            for topic in topics:
-                if self._unrecorded.get(topic.name) is future:
-                    del self._unrecorded[topic.name]
-                if not is_recorded:
-                    self._topics.forget(topic)
-                    self._listener.on_topic_deleted(topic.name)
-            if is_recorded:
+            if not future.cancelled() and future.exception() is None:
                 self._recorded_journals.update(journal.name for journal in journals)
+                return
+            for topic in topics:
+                self._topics.forget(topic)
+                self._listener.on_topic_deleted(topic.name)
 
         recorded.add_done_callback(done)
 
@@ -83,12 +80,33 @@ class TopicCreation:
     ) -> asyncio.Future[None]:
         return self._add_made(lambda: [*journals, *map(topic_record, topics)])
 
+    def follow(self, topic: Topic) -> None:
+        """Another log of the directory has recorded this topic, which is in the table now."""
+        if topic.generation > 1:
+            self._hold(self._tasks.start_awaited(self._record_generations([topic])), [topic])
+        self._listener.on_topic_made(topic.info())
+
+    def _hold(self, recorded: asyncio.Future[None], topics: Sequence[Topic]) -> None:
+        """Keep batches of these topics waiting until this is done."""
+        self._unrecorded.update(dict.fromkeys((topic.name for topic in topics), recorded))
+
+        def done(future: asyncio.Future[None]) -> None:
+            for topic in topics:
+                if self._unrecorded.get(topic.name) is future:
+                    del self._unrecorded[topic.name]
+
+        recorded.add_done_callback(done)
+
     async def _record_again(
         self, again: Sequence[Topic], topics: Sequence[Topic], journals: Sequence[JournalMade]
     ) -> None:
+        await self._record_generations(again)
+        await self._record(topics, journals)
+
+    async def _record_generations(self, again: Sequence[Topic]) -> None:
         """First the shards: once they know the generation, messages of the topic before it stay below the floor.
 
-        A shard that is elsewhere learns it when it is loaded.
+        A shard that is elsewhere learns it from the log that serves it, or when it is loaded.
         """
         floors: dict[DiskShard, list[PartitionAt]] = {}
         for topic in again:
@@ -100,7 +118,6 @@ class TopicCreation:
         waiting = [shard.catalogue.add(*records) for shard, records in floors.items()]
         for recorded in waiting:
             await recorded
-        await self._record(topics, journals)
 
     def unrecorded(self, names: Iterable[str]) -> list[asyncio.Future[None]]:
         """Futures that are done when these topics are recorded; none for topics recorded already."""

@@ -8,8 +8,8 @@ from functools import partial
 from runnel.errors import UnknownTopicError
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import LogListener, ShardId
-from runnel.log.metadata.catalogue import MetadataJournal
 from runnel.log.metadata.records import PartitionAt, TopicDeleted
+from runnel.log.metadata.shared_metadata import MetadataRecords
 from runnel.log.metadata.topic_table import Partition, Topic, TopicTable
 
 
@@ -22,7 +22,7 @@ class TopicRemoval:
     def __init__(
         self,
         topics: TopicTable,
-        metadata: MetadataJournal,
+        metadata: MetadataRecords,
         shard: Callable[[ShardId], DiskShard],
         find_shard: Callable[[ShardId], DiskShard | None],
         listener: LogListener,
@@ -54,18 +54,17 @@ class TopicRemoval:
 
     async def delete(self, name: str) -> None:
         """Hide the topic and its messages, also those that are stored meanwhile: a new topic has another generation."""
-        topic, _ = self._parts_of(name)
+        self._parts_of(name)
+        await self._metadata.add(TopicDeleted(name), apply=partial(self.apply_deletion, name))
 
-        def apply() -> None:
-            self._topics.delete(name)
-            for partition in topic.partitions:
-                shard = self._find_shard(partition.shard)
-                if shard is not None:
-                    shard.last_values.drop(partition.key)
-                    shard.hide()
-            self._listener.on_topic_deleted(name)
-
-        await self._metadata.add(TopicDeleted(name), apply=apply)
+    def apply_deletion(self, name: str) -> None:
+        """The deletion of a topic has been recorded, here or by another log of the directory."""
+        for partition in self._topics.delete(name):
+            shard = self._find_shard(partition.shard)
+            if shard is not None:
+                shard.last_values.drop(partition.key)
+                shard.hide()
+        self._listener.on_topic_deleted(name)
 
     def _parts_of(self, name: str) -> tuple[Topic, list[DiskShard]]:
         """The topic, and the shard of each of its partitions."""

@@ -176,11 +176,11 @@ class MemoryLog:
     def shards(self) -> list[ShardId]:
         return list(self._shards)
 
-    async def acquire(self, shard: ShardId) -> ShardView:
+    async def acquire(self, shard: ShardId, above: int = 0) -> ShardView:
         self._check_open()
         view = self._views.get(shard)
         if view is None:
-            former = self._released.pop(shard, self._first_epoch - 1)
+            former = max(above, self._released.pop(shard, self._first_epoch - 1))
             self._begin(shard, max(self._first_epoch, self._clock.time_ns(), former + 1))
             view = self._views[shard]
             self._listener.on_shard_acquired(view)

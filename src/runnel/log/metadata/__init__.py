@@ -13,6 +13,7 @@ __all__ = [
     "record_journal",
     "recorded_shard",
     "records",
+    "shared_metadata",
     "state_journal",
     "topic_table",
 ]

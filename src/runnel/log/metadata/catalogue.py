@@ -15,7 +15,7 @@ import msgspec
 from runnel.log.log import ShardId
 from runnel.log.metadata import record_journal
 from runnel.log.metadata.record_journal import Apply, LoadedRecords, RecordJournal
-from runnel.log.metadata.records import Closed, MetadataRecord, Record, ShardRecord
+from runnel.log.metadata.records import Closed, MetadataRecord, Record, ShardRecord, TermTaken
 from runnel.log.segments import paths
 from runnel.log.segments.synced_marks import Mark, SyncedMarks
 from runnel.platform.disk import Disk
@@ -52,6 +52,11 @@ class MetadataJournal(RecordJournal[MetadataRecord]):
             bytes_max=bytes_max,
             snapshot=snapshot,
         )
+
+    async def take_term(self, producer: str, term: int) -> int:
+        """See `MetadataRecords`. Nobody else takes terms, so this one is recorded as it is."""
+        await self.add(TermTaken(producer, term))
+        return term
 
 
 class ShardCatalogue(RecordJournal[ShardRecord]):

@@ -127,6 +127,10 @@ class TopicTable:
         topic = self._topics.get(name)
         return None if topic is None or topic.is_deleted else topic
 
+    def recorded(self, name: str) -> Topic | None:
+        """The topic of this name, also if it was deleted."""
+        return self._topics.get(name)
+
     def uses(self, shard: ShardId) -> bool:
         """Whether a topic's journal has this shard, or had."""
         return 0 <= shard.shard < len(self._journals.get(shard.journal, ()))

@@ -3,12 +3,14 @@
     runnel.json                      format version
     lock                             held by the process that writes
     synced                           how far the newest file of each folder has been synced
+    synced.<name>                    the same, by one of several logs that serve the directory
     checkpoint/                      all of this as of one moment, while a backup is made
     metadata/00000000000000000007    what belongs to no shard; the newest file is the one in use
     journals/<journal>/name          the journal's real name
     journals/<journal>/shards        its number of shards, unless it has one
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
     journals/<journal>/<shard>/00000000000000000001-0.index
+    journals/<journal>/<shard>/lock                              held by the log that serves it, where there are several
     journals/<journal>/<shard>/losses                            the shard's losses, if there are any
     journals/<journal>/<shard>/catalogue/00000000000000000002    offsets, producers, last values; the newest is in use
     journals/<journal>/<shard>/state/00000000000000000003        progress of subscriptions; the newest is in use
@@ -96,13 +98,24 @@ def catalogue_folder(shard_folder: str) -> str:
     return f"{shard_folder}/{CATALOGUE}"
 
 
+def marks_file(member: str) -> str:
+    """The file of marks of a log that has the directory for itself, or of one of several."""
+    return f"{MARKS_FILE}.{folder_name(member)}" if member else MARKS_FILE
+
+
+def is_marks_file(name: str) -> bool:
+    return name == MARKS_FILE or (
+        name.startswith(f"{MARKS_FILE}.") and not name.endswith(UNFINISHED_SUFFIX)
+    )
+
+
 def foreign_names(names: Sequence[str]) -> list[str]:
     """The names, in a directory without a format file, that are not Runnel's."""
     return [
         name
         for name in names
         if name.removesuffix(UNFINISHED_SUFFIX) not in _OUR_NAMES
-        and not name.startswith(_TOKENS_FILE)
+        and not name.startswith((_TOKENS_FILE, f"{MARKS_FILE}."))
     ]
 
 

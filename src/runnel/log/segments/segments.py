@@ -430,9 +430,14 @@ def _salvage(
     return lost, Damage(bad.path, bad.position + at, bad.size - at, bad.problem)
 
 
-def write_whole(disk: Disk, path: str, content: bytes) -> None:
-    """Write a small file completely or not at all. Its name is durable after `sync_directory`."""
-    unfinished = path + paths.UNFINISHED_SUFFIX
+def write_whole(disk: Disk, path: str, content: bytes, *, member: str = "") -> None:
+    """Write a small file completely or not at all. Its name is durable after `sync_directory`.
+
+    Of several logs that may write it at once, each names itself as `member`.
+    """
+    unfinished = (
+        f"{path}.{paths.folder_name(member)}" if member else path
+    ) + paths.UNFINISHED_SUFFIX
     with suppress(FileNotFoundError):
         disk.remove(unfinished)
     file = disk.open(unfinished, FileAccess.CREATE)

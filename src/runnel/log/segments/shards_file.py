@@ -21,11 +21,11 @@ _CONTENT: Final = re.compile(rb"([1-9][0-9]{0,3}) ([0-9a-f]{16})\n")
 _READ_BYTES: Final = 64  # more than it ever has
 
 
-def write_shards(disk: Disk, journal_folder: str, shards: int) -> None:
-    """Write the file. Its name is durable after `sync_directory`."""
+def write_shards(disk: Disk, journal_folder: str, shards: int, *, member: str = "") -> None:
+    """Write the file: see `write_whole`."""
     digits = b"%d" % shards
     content = b"%b %b\n" % (digits, xxh3_64_hexdigest(digits).encode())
-    write_whole(disk, f"{journal_folder}/{paths.SHARDS_FILE}", content)
+    write_whole(disk, f"{journal_folder}/{paths.SHARDS_FILE}", content, member=member)
 
 
 def read_shards(disk: Disk, journal_folder: str) -> int | None:

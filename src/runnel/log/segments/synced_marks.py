@@ -19,6 +19,10 @@ Little-endian. A slot lies within one sector, so a power loss leaves it whole, a
 lost in a power loss. The marks of a folder only rise: by number, then by end.
 
 Readers beside the writer, and backups, read the marks before the files that the marks describe.
+
+Where several logs serve one directory, each writes a file of its own, `synced.<name of the log>`, and reads those of
+the others before it takes over a shard: of two marks for one folder the higher one holds. A log that has the directory
+for itself merges them all into `synced`.
 """
 
 from __future__ import annotations
@@ -94,8 +98,25 @@ class MarksFound(NamedTuple):
 
 
 def read_marks(disk: Disk, directory: str) -> MarksFound:
-    """Read the marks of a data directory. Blocks, and changes nothing."""
-    path = f"{directory}/{paths.MARKS_FILE}"
+    """Read the marks of a data directory, in all of its files of marks. Blocks, and changes nothing."""
+    files = [_read_file(disk, path) for path in _files(disk, directory)]
+    marks: dict[str, Mark] = {}
+    for found in files:
+        for folder, mark in found.marks.items():
+            marks[folder] = max(mark, marks.get(folder, mark))
+    return MarksFound(
+        marks,
+        [damage for found in files for damage in found.damage],
+        [torn for found in files for torn in found.torn],
+        sum(found.bytes for found in files),
+    )
+
+
+def _files(disk: Disk, directory: str) -> list[str]:
+    return [f"{directory}/{name}" for name in disk.list(directory) if paths.is_marks_file(name)]
+
+
+def _read_file(disk: Disk, path: str) -> MarksFound:
     try:
         file = disk.open(path, FileAccess.READ)
     except FileNotFoundError:
@@ -134,12 +155,16 @@ def missing_file(path: str, mark: Mark) -> Damage:
 
 
 class SyncedMarks:
-    """The marks of a data directory, for the process that writes it. Methods block and are thread-safe."""
+    """The marks of a data directory, for a log that writes there. Methods block and are thread-safe.
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    A `member` is one of several logs that serve the directory, and writes a file of its own.
+    """
+
+    def __init__(self, disk: Disk, directory: str, member: str = "") -> None:
         self._disk = disk
         self._directory = directory
-        self._path = f"{directory}/{paths.MARKS_FILE}"
+        self._member = member
+        self._path = f"{directory}/{paths.marks_file(member)}"
         self._lock = threading.Lock()
         self._file: File | None = None
         self._marks: dict[str, Mark] = {}
@@ -147,13 +172,25 @@ class SyncedMarks:
         self._unread: set[str] = set()
 
     def open(self) -> MarksFound:
-        """Read the marks of an earlier process; make the file, or rewrite it if slots are lost."""
-        found = read_marks(self._disk, self._directory)
+        """Read the marks of an earlier process; make the file, or rewrite it if slots are lost.
+
+        Without other logs in the directory, it takes over the marks that such logs have left.
+        """
+        others: list[str] = []
+        if self._member:
+            found = _read_file(self._disk, self._path)
+        else:
+            found = read_marks(self._disk, self._directory)
+            others = [path for path in _files(self._disk, self._directory) if path != self._path]
         self._marks = dict(found.marks)
-        self._unread = set(found.marks)
+        self._unread = set() if self._member else set(found.marks)
         self._slots = {folder: number for number, folder in enumerate(self._marks, start=1)}
-        if not found.is_dense:
+        if others or not found.is_dense:
             self._rewrite()
+        if others:
+            self._disk.sync_directory(self._directory)  # before the files that it replaces go
+            for path in others:
+                self._disk.remove(path)
         # Also for a process that was killed before its sync: the catalogue will say that the file exists.
         self._disk.sync_directory(self._directory)
         self._file = self._disk.open(self._path, FileAccess.WRITE)
@@ -177,6 +214,17 @@ class SyncedMarks:
                 if self._file is not None:
                     self._file.close()
                 self._file = self._disk.open(self._path, FileAccess.WRITE)
+
+    def take_over(self, folders: Iterable[str]) -> None:
+        """Learn the marks that other logs have left for these folders: this log writes there from now on."""
+        names = {self._name(folder) for folder in folders}
+        for path in _files(self._disk, self._directory):
+            if path == self._path:
+                continue
+            marks = _read_file(self._disk, path).marks
+            with self._lock:
+                for name in names & marks.keys():
+                    self._marks[name] = max(marks[name], self._marks.get(name, marks[name]))
 
     def get(self, folder: str) -> Mark | None:
         """The mark of a folder, given by its path. The caller reports what is missing there."""
