@@ -240,6 +240,12 @@ class MovedError(Unavailable):
         self.routes = routes
 
 
+class FencedError(Unavailable):
+    """This node was declared dead, or started again elsewhere: another owns its shards. It has to begin a new life."""
+
+    code = "fenced"
+
+
 # --- The stored data's fault. ---
 
 
