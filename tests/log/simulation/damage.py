@@ -41,11 +41,13 @@ async def damage_something(history: History) -> None:
     if path.endswith(paths.FORMAT_FILE):
         await _expect_refusal(history, path, position, bit, is_live=how == "live")
         return
-    is_catalogue = f"/{paths.CATALOGUE}/" in path
+    is_metadata = f"/{paths.METADATA}/" in path
     lost = _payloads_at(files[path], position) if path.endswith(paths.SEGMENT_SUFFIX) else set()
     history.model.lost |= lost
     must_be_met = history.model.is_any_required(lost)
-    if is_catalogue:
+    if is_metadata:
+        history.model.metadata_was_damaged()
+    elif f"/{paths.CATALOGUE}/" in path:
         history.model.catalogue_was_damaged()
     if how != "live":
         await history.open()
@@ -55,7 +57,7 @@ async def damage_something(history: History) -> None:
     is_reported = any(report.startswith(path) for report in reports)
     if must_be_met and not is_reported:
         raise Violation(f"nobody was told of the damage in {path}:{position}, only: {reports}")
-    if is_catalogue and how != "live" and not is_reported:
+    if is_metadata and how != "live" and not is_reported:
         history.model.check_cursors_were_kept(log.metadata.cursors.all())
     await history.traffic.append_surely()
     await check_everything(history)

@@ -51,7 +51,7 @@ class Model:
         self.trimmed: set[str] = set()  # journals
         self.bytes_sent: dict[str, int] = {}  # by journal: limits of bytes are of the journal
         self.lost: set[bytes] = set()  # payloads in bytes that were damaged on purpose
-        self.was_resurrected = False  # the catalogue was damaged: it may have forgotten deletions
+        self.was_resurrected = False  # metadata or a catalogue was damaged: it may have forgotten deletions
         self._cursors_before = self.cursors
 
     # --- Sending ---
@@ -438,8 +438,8 @@ class Model:
 
     # --- Damage ---
 
-    def catalogue_was_damaged(self) -> None:
-        """It may have forgotten what only it knew; what lies in segments it must not lose."""
+    def metadata_was_damaged(self) -> None:
+        """It may have forgotten what only it knew. Topics with messages, and all numbers, lie in the shards."""
         self.was_resurrected = True
         self._cursors_before = dict(self.cursors)
         for name, values in self.cursors.items():
@@ -447,6 +447,10 @@ class Model:
             self.cursors[name] = [*values, *self._former_cursors.get(name, ()), None]
         for topic in self.topics.values():
             topic.is_required = False
+
+    def catalogue_was_damaged(self) -> None:
+        """The catalogue of a shard may have forgotten what only it knew; what lies in segments it must not lose."""
+        self.was_resurrected = True
         kept: set[bytes] = set()
         for partition in self.partitions.values():
             partition.next_min = max(partition.required, default=0) + 1

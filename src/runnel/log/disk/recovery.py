@@ -109,6 +109,7 @@ class Recovery:
             found.recorded.is_closed &= not loaded.damage
             self.torn += [loaded.torn] if loaded.torn else []
             self.damage += loaded.damage
+            catalogue.is_changed = not found.recorded.is_closed  # so that a clean end is recorded
         found.mark = self._marks.get(path) or Mark(0, 0)
         is_unrecorded = known is None and not found.recorded.epoch
         is_closed = found.recorded.is_closed and not is_unrecorded

@@ -288,6 +288,8 @@ class DiskShard:
         async with self.trimmer.at_work, self.writer.sealing:
             await self.writer.wait_idle()
             self.writer.check_kept()
+            if self.catalogue.is_broken:
+                await self._parts.workers.submit(self.catalogue.renew)
             opened = await self._parts.workers.submit(self._recover)
             self._segments.clear()
             self.writer.unsealed.clear()
@@ -574,7 +576,7 @@ class DiskShard:
             queued_batches=self.writer.queued_batches,
             queued_bytes=self.writer.queued_bytes,
             failed_batches=counters.failed_batches,
-            is_read_only=self.writer.is_read_only,
+            is_read_only=self.writer.is_read_only or self.catalogue.is_broken,
             unknown_outcomes=counters.unknown_outcomes,
             producers=len(self.producers),
         )

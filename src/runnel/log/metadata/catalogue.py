@@ -79,7 +79,7 @@ class ShardCatalogue(RecordJournal[ShardRecord]):
         self.folder: Final = paths.catalogue_folder(shard_folder)
         self.snapshot: Callable[[], Iterable[ShardRecord]] | None = None
         self.is_changed = False
-        """Records have been added since it was opened."""
+        """Records have been added since it was opened, or it did not end in good order before."""
         super().__init__(
             disk,
             workers,
@@ -91,6 +91,7 @@ class ShardCatalogue(RecordJournal[ShardRecord]):
             snapshot=self._all_known,
             before_begin=make_shard_folder,
             keeps_open=False,
+            remedy="the shard is reopened",
         )
 
     def add_made(

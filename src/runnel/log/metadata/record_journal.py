@@ -77,8 +77,11 @@ class RecordJournal(Generic[R]):
         snapshots: Snapshots = Snapshots.IN_WORKER,
         before_begin: Callable[[], None] = lambda: None,
         keeps_open: bool = True,
+        remedy: str = "restart",
     ) -> None:
         """`name` names the journal in errors. `before_begin` is called in a worker before the folder is made.
+
+        `remedy` says in errors what ends the refusals after a failed sync.
 
         Without `keeps_open` no file stays open between writes: there may be thousands of such journals.
         """
@@ -93,6 +96,7 @@ class RecordJournal(Generic[R]):
         self._snapshots = snapshots
         self._before_begin = before_begin
         self._keeps_open = keeps_open
+        self._remedy = remedy
         self._snapshot_bytes = 0
         self._is_damaged = False  # the file has damage: the next write replaces it
         self._number = 0
@@ -149,9 +153,15 @@ class RecordJournal(Generic[R]):
         self._is_damaged = bool(loaded.damage) and self._snapshots is Snapshots.ON_LOOP
         return loaded
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing is written any more, because the end of the file on disk is unknown. `renew` mends it."""
+        return self._broken is not None and not self._is_closed
+
     def renew(self) -> None:
-        """Replace a damaged file by a new one that begins with a snapshot."""
+        """Replace a damaged file, or one whose end is unknown, by a new one that begins with a snapshot."""
         self.begin(list(self._snapshot()))
+        self._broken = None
 
     def _begin_file(self, records: Sequence[R]) -> None:
         """Continue in a new file. If that fails, the old file is still in use, or the journal is broken."""
@@ -202,7 +212,7 @@ class RecordJournal(Generic[R]):
                 self._disk.remove(_path(self._folder, number))
             self._disk.sync_directory(self._folder)
         except OSError as error:
-            self._broken = f"{self._name} is read-only until restart: {error}"
+            self._break(str(error))
 
     def _close_between_writes(self) -> None:
         if self._file is not None and not self._keeps_open:
@@ -337,9 +347,12 @@ class RecordJournal(Generic[R]):
     def _judge(self, error: OSError) -> Unavailable:
         reason = error.strerror or error  # without the file's path: clients see this
         if isinstance(error.__context__, OSError):  # cutting the failed record off has failed too
-            self._broken = f"{self._name} is read-only until restart: {reason}"
-            return ReadOnlyError(self._broken)
+            return self._break(str(reason))
         return DiskFullError(f"{self._name} could not be written: {reason}")
+
+    def _break(self, reason: str) -> ReadOnlyError:
+        self._broken = f"{self._name} is read-only until {self._remedy}: {reason}"
+        return ReadOnlyError(self._broken)
 
     async def close(self, *records: R) -> None:
         """Write these records last, then close the file. Nothing may be added any more."""
