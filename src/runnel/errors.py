@@ -243,8 +243,6 @@ class MovedError(Unavailable):
 class FencedError(Unavailable):
     """This node was declared dead, or started again elsewhere: another owns its shards. It has to begin a new life."""
 
-    code = "fenced"
-
 
 # --- The stored data's fault. ---
 

@@ -32,7 +32,7 @@ def test_json_tells_all_of_a_small_directory(
     size = path.stat().st_size
     assert shown == {
         "directory": str(directory),
-        "format": 1,
+        "format": 2,
         "open_in_process": None,
         "epoch": 1,
         "was_closed": True,
@@ -40,6 +40,7 @@ def test_json_tells_all_of_a_small_directory(
             {
                 "name": "main",
                 "folder": f"{directory}/journals/main",
+                "shards": [{"shard": 0, "epoch": 1}],
                 "file_bytes": size,
                 "segments": [
                     {
@@ -111,7 +112,7 @@ def test_tables_are_plain_text_where_there_is_no_terminal(
     assert run(["log", "inspect", str(directory), "--topics"]) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
-    assert lines[0] == f"{directory}: format 1, closed"
+    assert lines[0] == f"{directory}: format 2, closed"
     assert lines[1].startswith("1 journal, 4 segments, 40 batches, ")
     assert lines[1].endswith(" KiB, 3 topics, 0 cursors")
     assert lines[3].split() == [
@@ -151,7 +152,7 @@ def test_open_directory_is_reported_with_its_process_and_cursors(
 
     asyncio.run(scenario())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{directory}: format 1, open in process {os.getpid()}"
+    assert lines[0] == f"{directory}: format 2, open in process {os.getpid()}"
     assert lines[1] == "0 journals, 0 segments, 0 batches, 0 B, 1 topic, 1 cursor"
     assert lines[4].split() == ["reader", "a[0]@7", "2023-11-14T22:13:20.000Z"]
 
@@ -188,6 +189,8 @@ def test_what_is_no_data_directory_is_refused_with_exit_code_2(
 
 def test_newer_format_is_refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(directory, sensor_batches(1))
-    (directory / "runnel.json").write_text('{"format": 2}')
+    (directory / "runnel.json").write_text('{"format": 3}')
     assert run(["log", "inspect", str(directory)]) == 1
-    assert "the directory has format 2, this Runnel reads format 1" in capsys.readouterr().err
+    assert (
+        "the directory has format 3, this Runnel reads formats 1 and 2" in capsys.readouterr().err
+    )

@@ -1,147 +1,107 @@
-"""A log on disk that can lose its shards and get them back, within one process and without the cost of recovery.
+"""Brokers whose log on disk loses shards and gets them back while another log of the directory serves them.
 
-It is the real one, but for this: a shard that is lost stays open and hidden. Nobody is told what is stored in it, and
-`append_elsewhere` stores messages there, as another owner does. State journals are closed and read anew.
+What goes and comes is the log's own `release`, `drop` and `acquire`, files and all. The other owner is a second log
+object on the same directory, with a copy of the broker's metadata.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from runnel.broker import opening
-from runnel.errors import ClosedError, MovedError, RunnelError, UnknownTopicError
+from runnel.errors import MovedError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.disk.disk_log import DiskLog
-from runnel.log.disk.shard import DiskShard
-from runnel.log.log import (
-    Appended,
-    Level,
-    LogListener,
-    LogTopic,
-    OwnedShard,
-    ShardId,
-    VisibleBatch,
-)
-from runnel.log.metadata.catalogue import Record
-from runnel.log.metadata.state_journal import StateJournal
-from runnel.log.shard_view import ShardView, moved
+from runnel.log.log import Appended, NullListener, ShardId
+from runnel.log.metadata.records import MetadataRecord
+from runnel.log.metadata.shared_metadata import Apply, Follow
 from runnel.topics.names import TopicPartition
 
 
-class _Listener:
-    """Passes on what happens in shards that are here."""
-
-    def __init__(self, listener: LogListener, hidden: dict[ShardId, DiskShard]) -> None:
-        self._listener = listener
-        self._hidden = hidden
-
-    def on_stored(self, shard: ShardId, batches: Sequence[VisibleBatch]) -> None:
-        if shard not in self._hidden:
-            self._listener.on_stored(shard, batches)
-
-    def on_synced(self, shard: ShardId, took_ns: int) -> None:
-        self._listener.on_synced(shard, took_ns)
-
-    def on_topic_made(self, topic: LogTopic) -> None:
-        self._listener.on_topic_made(topic)
-
-    def on_topic_deleted(self, name: str) -> None:
-        self._listener.on_topic_deleted(name)
-
-    def on_shard_acquired(self, shard: OwnedShard) -> None:
-        self._listener.on_shard_acquired(shard)
-
-    async def before_release(self, shard: OwnedShard) -> None:
-        await self._listener.before_release(shard)
-
-    def on_shard_released(self, shard: OwnedShard) -> None:
-        self._listener.on_shard_released(shard)
-
-
 class LosingDiskLog(DiskLog):
-    """A `DiskLog` with the methods of `ShardOwnership`."""
+    """A `DiskLog` whose shards go without warning only when nothing is queued, so that models know what is stored."""
 
-    def __init__(self, *parts: Any) -> None:
-        self._hidden: dict[ShardId, DiskShard] = {}
-        super().__init__(*parts)
-        self._listener = _Listener(self._listener, self._hidden)  # of the shards, made later
-
-    # --- Ownership ---
-
-    async def acquire(self, shard: ShardId) -> ShardView:
-        self._check_open()
-        if shard in self._hidden:
-            journal = self._states.of(shard)
-            if self._states._was_made(self._states._folder(shard)):
-                await self._workers.submit(journal.open)
-            self._shards[shard] = self._hidden.pop(shard)
-            self._listener.on_shard_acquired(self.shard(shard))
-        return self.shard(shard)
-
-    async def release(self, shard: ShardId) -> None:
-        view = self.shard(shard)
-        await self._listener.before_release(view)
-        journal = await self._end(shard, view)
-        if journal is not None:
-            await journal.close()
+    @property
+    def away(self) -> Collection[ShardId]:
+        """The shards that are not served here."""
+        return list(self._owned._given_up)
 
     async def drop(self, shard: ShardId) -> None:
-        journal = await self._end(shard, self.shard(shard))
-        if journal is not None:  # a write that has begun may end
-            await journal.pause()
-            journal.release()
-
-    async def _end(self, shard: ShardId, view: ShardView) -> StateJournal | None:
-        known = self._shards[shard]
-        while known.statistics().queued_batches:
+        known = self._owned.find(shard)
+        while known is not None and known.statistics().queued_batches:
             with suppress(RunnelError):
                 await known.writer.sync()
-        if self._shards.get(shard) is not known:
-            raise ClosedError("the log is closed")
-        del self._shards[shard], self._views[shard]
-        self._hidden[shard] = known
-        view.end()
-        journal = self._states._journals.pop(shard, None)
-        self._listener.on_shard_released(view)
-        return journal
+        await super().drop(shard)
 
-    def append_elsewhere(self, batch: Batch) -> asyncio.Future[Appended]:
-        """What the shard's other owner stores. The topics exist."""
-        partitions = self._topics.resolve(batch.envelope, None, None)
-        return self._hidden[partitions[0].shard].append(batch, partitions, Level.STORED, ())
+    async def store_elsewhere(self, batch: Batch) -> Appended:
+        """What the shard's other owner stores during a term of its own. The topics exist."""
+        topic, partition = (
+            batch.envelope.topics[0],
+            batch.envelope.column32(batch.envelope.partitions)[0],
+        )
+        shard = self.metadata.topics.shard_of(topic, partition)
+        async with self._other() as other:
+            await other.acquire(shard)
+            stored = await other.append(batch)
+            await other.release(shard)
+        return stored
 
-    # --- What is hidden ---
-
-    def _shard(self, shard_id: ShardId) -> DiskShard:
-        if shard_id in self._hidden:
-            raise moved(shard_id)
-        return super()._shard(shard_id)
-
-    async def wait_room(self, shard: ShardId) -> None:
-        if shard in self._hidden:
-            raise moved(shard)
-        await super().wait_room(shard)
-
-    async def is_still_mine(self, shard: ShardId) -> bool:
-        return shard not in self._hidden and await super().is_still_mine(shard)
-
-    def _snapshot(self) -> list[Record]:
-        shown = self._shards
-        self._shards = shown | self._hidden
+    @asynccontextmanager
+    async def _other(self) -> AsyncIterator[DiskLog]:
+        other = await DiskLog.open(
+            self._directory,
+            settings=self._settings,
+            policies=self._policies,
+            disk=self._disk,
+            clock=self._clock,
+            workers=self._workers,
+            listener=NullListener(),
+            shared=MetadataCopy(self._state.snapshot(self._clock.time_ns())),
+        )
         try:
-            return super()._snapshot()
+            yield other
         finally:
-            self._shards = shown
+            await other.close()
 
-    async def close(self) -> None:
-        self._shards |= self._hidden
-        self._hidden.clear()
-        await super().close()
+
+class MetadataCopy:
+    """A `SharedMetadata` for a log that changes no metadata: what another log knew when it was opened."""
+
+    member = "other"
+
+    def __init__(self, records: Sequence[MetadataRecord]) -> None:
+        self._records = records
+
+    async def load(self, follow: Follow) -> Sequence[MetadataRecord]:
+        return self._records
+
+    def add(self, *records: MetadataRecord, apply: Apply | None = None) -> asyncio.Future[None]:
+        raise AssertionError(f"the other owner changes metadata: {records}")
+
+    def add_made(
+        self, make: Callable[[], Sequence[MetadataRecord]], apply: Apply | None = None
+    ) -> asyncio.Future[None]:
+        return self.add(*make())
+
+    async def take_term(self, producer: str, term: int) -> int:
+        raise AssertionError(f"{producer} takes a term at the other owner")
+
+    async def pause(self) -> None:
+        """Nothing is written."""
+
+    def resume(self) -> None:
+        """Nothing is written."""
+
+    async def close(self, *records: MetadataRecord) -> None:
+        """Nothing is written."""
+
+    def release(self) -> None:
+        """Nothing is held."""
 
 
 @contextmanager

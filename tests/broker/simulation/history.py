@@ -220,7 +220,7 @@ class History(ProcessHistory):
                 await self.patiently(fetching, f"a fetch of {key}, which is not here any more,")
 
     async def regain_shard(self) -> None:
-        for log, shards in ((self.main, self.main._hidden), (self._memory, self._memory._released)):
+        for log, shards in ((self.main, self.main.away), (self._memory, self._memory._released)):
             if shards and self.random.random() < 0.7:
                 shard = self.random.choice(list(shards))
                 self.say(f"{shard} is here again")
@@ -228,7 +228,7 @@ class History(ProcessHistory):
         self._begin_moved()
 
     async def _regain_all(self) -> None:
-        for log, shards in ((self.main, self.main._hidden), (self._memory, self._memory._released)):
+        for log, shards in ((self.main, self.main.away), (self._memory, self._memory._released)):
             for shard in list(shards):
                 await self.patiently(log.acquire(shard), "acquiring a shard")
         while any(reader.is_moved for reader in self.readers):

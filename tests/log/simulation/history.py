@@ -157,7 +157,7 @@ class History(ProcessHistory):
     def check_turn(self) -> None:
         """What waits for a group long enough lets time pass, and heals the medium unless the log is closing.
 
-        A group whose outcome is unknown may need room for its shard's first files: the disk gets it in the end.
+        A group whose outcome is unknown may need room, or a disk without faults: it gets both in the end.
         """
         super().check_turn()
         if self.medium is None or not self._waiting:
@@ -166,7 +166,7 @@ class History(ProcessHistory):
         if self._waited_turns % _TURNS_BETWEEN_ATTEMPTS == 0:
             self.medium.tell(heals="close" not in self._waiting)
             if self._waited_turns % _TURNS_BEFORE_ROOM == 0:
-                self.disk.capacity_bytes = None
+                self.heal_disk()
             if (wake_ns := self.clock.next_wake_ns) is not None:
                 self.clock.advance(wake_ns)
 

@@ -51,7 +51,9 @@ class Model:
         self.trimmed: set[str] = set()  # journals
         self.bytes_sent: dict[str, int] = {}  # by journal: limits of bytes are of the journal
         self.lost: set[bytes] = set()  # payloads in bytes that were damaged on purpose
-        self.was_resurrected = False  # metadata or a catalogue was damaged: it may have forgotten deletions
+        self.was_resurrected = (
+            False  # metadata or a catalogue was damaged: it may have forgotten deletions
+        )
         self._cursors_before = self.cursors
 
     # --- Sending ---

@@ -171,10 +171,10 @@ class DiskLog:
             on_new_shard=lambda shard: self._checkpoints.on_new_shard(shard),
         )
         self._creation = TopicCreation(
-            self._topics, recorded.add_made, self._owned.find, self._tasks, listener
+            self._topics, recorded.add_made, self._owned.find_or_begin, self._tasks, listener
         )
         self._removal = TopicRemoval(
-            self._topics, recorded, self._owned.get, self._owned.find, listener
+            self._topics, recorded, self._creation, self._owned.get, self._owned.find, listener
         )
         self.metadata: Final = DiskMetadata(
             self._tables,
@@ -391,6 +391,13 @@ class DiskLog:
         self._owned.first_epoch = self._state.epoch + 1
         for shard in await recovery.restore(found, self._make_shard):
             self._owned.add(shard)
+        # Shards whose files are gone begin anew with their first use. Their topics may have been made again.
+        await self._creation.record_generations(
+            topic
+            for topic in self._topics
+            if topic.generation > 1
+            and any(part.shard not in self._owned.shards for part in topic.partitions)
+        )
 
     def _make_shard(self, found: FoundShard, above: int = 0) -> DiskShard:
         """A shard for the next term of what was found."""
@@ -407,9 +414,8 @@ class DiskLog:
             for _, partition in self._topics.partitions_in(shard_id):
                 partition.reset()
             folder = self._factory.folder(shard_id)
-            if self._shared is not None:
-                folders = (folder, paths.catalogue_folder(folder), paths.state_folder(folder))
-                await self._workers.submit(self._marks.take_over, folders)
+            folders = (folder, paths.catalogue_folder(folder), paths.state_folder(folder))
+            await self._workers.submit(self._marks.take_over, folders)
             found = await self._workers.submit(recovery.read, shard_id, folder)
             [shard] = await recovery.restore([found], lambda each: self._make_shard(each, above))
             for damage in recovery.all_damage():

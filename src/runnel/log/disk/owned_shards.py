@@ -75,12 +75,16 @@ class OwnedShards:
         """The shard, which may begin with this use. MovedError if it is not served here."""
         shard = self.shards.get(shard_id)
         if shard is None:
-            if not self._is_exclusive or shard_id in self._given_up:
+            if self.is_away(shard_id):
                 raise moved(shard_id)
             catalogue = self._factory.catalogue(shard_id)
             shard = self._factory.shard(shard_id, catalogue, self.first_epoch)
             self.add(shard)
         return shard
+
+    def find_or_begin(self, shard_id: ShardId) -> DiskShard | None:
+        """The shard, which may begin with this use, unless another log may serve it."""
+        return None if self.is_away(shard_id) else self.get(shard_id)
 
     def known(self, shard_id: ShardId) -> DiskShard:
         """The shard. UnknownTopicError if no topic uses it."""

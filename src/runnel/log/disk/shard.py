@@ -288,9 +288,9 @@ class DiskShard:
         async with self.trimmer.at_work, self.writer.sealing:
             await self.writer.wait_idle()
             self.writer.check_kept()
+            opened = await self._parts.workers.submit(self._recover)
             if self.catalogue.is_broken:
                 await self._parts.workers.submit(self.catalogue.renew)
-            opened = await self._parts.workers.submit(self._recover)
             self._segments.clear()
             self.writer.unsealed.clear()
             self.load(opened)

@@ -18,7 +18,7 @@ AddMade = Callable[[Callable[[], Sequence[MetadataRecord]]], asyncio.Future[None
 
 
 class TopicCreation:
-    """Holds new topics until they are recorded. `find_shard` returns a shard if it is served here."""
+    """Holds new topics until they are recorded. `find_shard` returns a shard unless another log may serve it."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class TopicCreation:
     def follow(self, topic: Topic) -> None:
         """Another log of the directory has recorded this topic, which is in the table now."""
         if topic.generation > 1:
-            self._hold(self._tasks.start_awaited(self._record_generations([topic])), [topic])
+            self._hold(self._tasks.start_awaited(self.record_generations([topic])), [topic])
         self._listener.on_topic_made(topic.info())
 
     def _hold(self, recorded: asyncio.Future[None], topics: Sequence[Topic]) -> None:
@@ -100,10 +100,10 @@ class TopicCreation:
     async def _record_again(
         self, again: Sequence[Topic], topics: Sequence[Topic], journals: Sequence[JournalMade]
     ) -> None:
-        await self._record_generations(again)
+        await self.record_generations(again)
         await self._record(topics, journals)
 
-    async def _record_generations(self, again: Sequence[Topic]) -> None:
+    async def record_generations(self, again: Iterable[Topic]) -> None:
         """First the shards: once they know the generation, messages of the topic before it stay below the floor.
 
         A shard that is elsewhere learns it from the log that serves it, or when it is loaded.
@@ -113,7 +113,8 @@ class TopicCreation:
             for part in topic.partitions:
                 shard = self._find_shard(part.shard)
                 if shard is not None:
-                    at = PartitionAt(*part.key, part.next_offset, part.floor, topic.generation)
+                    # Only what is stored: batches of the new topic wait for this record, and may be lost.
+                    at = PartitionAt(*part.key, part.visible_next, part.floor, topic.generation)
                     floors.setdefault(shard, []).append(at)
         waiting = [shard.catalogue.add(*records) for shard, records in floors.items()]
         for recorded in waiting:

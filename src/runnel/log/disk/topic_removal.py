@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from runnel.errors import UnknownTopicError
 from runnel.log.disk.shard import DiskShard
+from runnel.log.disk.topic_creation import TopicCreation
 from runnel.log.log import LogListener, ShardId
 from runnel.log.metadata.records import PartitionAt, TopicDeleted
 from runnel.log.metadata.shared_metadata import MetadataRecords
@@ -23,12 +25,14 @@ class TopicRemoval:
         self,
         topics: TopicTable,
         metadata: MetadataRecords,
+        creation: TopicCreation,
         shard: Callable[[ShardId], DiskShard],
         find_shard: Callable[[ShardId], DiskShard | None],
         listener: LogListener,
     ) -> None:
         self._topics = topics
         self._metadata = metadata
+        self._creation = creation
         self._shard = shard
         self._find_shard = find_shard
         self._listener = listener
@@ -54,6 +58,9 @@ class TopicRemoval:
 
     async def delete(self, name: str) -> None:
         """Hide the topic and its messages, also those that are stored meanwhile: a new topic has another generation."""
+        self._parts_of(name)
+        for recorded in self._creation.unrecorded((name,)):  # the topic's own record comes first
+            await asyncio.shield(recorded)
         self._parts_of(name)
         await self._metadata.add(TopicDeleted(name), apply=partial(self.apply_deletion, name))
 

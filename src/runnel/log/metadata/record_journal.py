@@ -190,7 +190,8 @@ class RecordJournal(Generic[R]):
         self._marks.note(self._folder, number, self._file.end)
         if former is not None:
             former.close()
-            self._disk.remove(_path(self._folder, former_number))
+            with suppress(FileNotFoundError):
+                self._disk.remove(_path(self._folder, former_number))
 
     def _contents(self, records: Sequence[R]) -> Iterator[bytes]:
         for begin in range(0, max(len(records), 1), _RECORDS_TOGETHER):
@@ -282,7 +283,10 @@ class RecordJournal(Generic[R]):
             self.begin(())
         assert self._file is not None
         records = [record for make in makers for record in make()]
-        self._file.reopen()
+        try:
+            self._file.reopen()
+        except FileNotFoundError:
+            raise self._break("the file was removed while it was in use") from None
         try:
             try:
                 self._file.append(_encoder.encode(records))

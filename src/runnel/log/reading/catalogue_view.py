@@ -22,7 +22,7 @@ from runnel.log.metadata.metadata_state import MetadataState
 from runnel.log.metadata.record_journal import LoadedRecords
 from runnel.log.metadata.recorded_shard import RecordedShard
 from runnel.log.metadata.records import Record
-from runnel.log.metadata.topic_table import Topic
+from runnel.log.metadata.topic_table import Partition, Topic
 from runnel.log.reading.report import Report
 from runnel.log.segments import paths
 from runnel.log.segments.synced_marks import Mark
@@ -115,18 +115,22 @@ class CatalogueReader:
                 found[shard] = RecordedShard.of(catalogue.records)
                 if catalogue.damage:
                     damaged.add(shard)
-        self._put_floors(found, damaged)
+        self._put_numbers(found, damaged)
         return self._view(found, is_present=loaded is not None and bool(loaded.records))
 
-    def _put_floors(
+    def _put_numbers(
         self, found: Mapping[ShardId, RecordedShard], damaged: Container[ShardId]
     ) -> None:
         topics = self._tables.topics
+
+        def partition_of(key: TopicPartition) -> Partition:
+            unknown = Partition(
+                key, self._shards[0][0]
+            )  # of a topic that the metadata does not have
+            return topics.recorded_partition(*key) or unknown
+
         for recorded in found.values():
-            for at in recorded.partitions:
-                partition = topics.recorded_partition(at.topic, at.partition)
-                if partition is not None:
-                    partition.floor = max(partition.floor, at.floor)
+            recorded.apply_numbers(partition_of)
         for topic in topics:
             for partition in topic.partitions if topic.generation > 1 else ():
                 of_shard = found.get(partition.shard)

@@ -141,7 +141,7 @@ async def lose_shard(history: History) -> None:
         await history.patiently(losing, "losing a shard")
     except (OSError, RunnelError) as error:
         history.accept_failure(error)
-    if shard in log._hidden:
+    if shard in log.away:
         history.recorder.shard_goes(
             partial(history.is_in, shard), loses_nothing=is_planned and not history.was_faulty
         )
@@ -149,7 +149,7 @@ async def lose_shard(history: History) -> None:
 
 async def regain_shard(history: History) -> None:
     log = history.main
-    for shard in list(log._hidden):
+    for shard in log.away:
         try:
             await history.patiently(log.acquire(shard), "acquiring a shard")
         except (OSError, RunnelError) as error:
