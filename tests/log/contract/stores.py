@@ -78,9 +78,14 @@ class At:
 
     @property
     def owner(self) -> ShardOwnership:
-        """The log, if it can begin and end serving a shard."""
-        assert isinstance(self.log, MemoryLog)
+        """The log, as what begins and ends serving a shard."""
+        assert isinstance(self.log, MemoryLog | DiskLog)
         return self.log
+
+    @property
+    def keeps_what_it_releases(self) -> bool:
+        """A later term of a shard has what was stored in the terms before it."""
+        return self.log.capabilities.keeps_positions
 
     def subscribed(self, **subscriptions: Acknowledged) -> FakeHolds:
         """Let there be these subscriptions from now on."""
