@@ -11,7 +11,9 @@ from runnel.log.disk import directory_recovery
 from runnel.log.segments.synced_marks import SyncedMarks
 from tests.fakes.disk import FakeDisk
 from tests.soak.damage_trials import (
-    SHARDS,
+    ORIGINS,
+    PRESENT,
+    Origin,
     Summary,
     Trial,
     images,
@@ -23,6 +25,7 @@ from tests.soak.damage_trials import (
 # Of each file, beside the other kinds of damage. `bin/soak damage` tries others, for as long as you like.
 FLIPS = 6
 CUTS = 6
+FEWER = 2  # of directories that are, or were, of format 1
 PARTS = (
     "metadata/",
     "catalogue/",
@@ -34,33 +37,39 @@ PARTS = (
     "runnel.json",
     "folder",
 )
-PARTS_BY_SHARDS = [
-    *((part, shards) for shards in SHARDS for part in PARTS),
-    *(("main/shards", shards) for shards in SHARDS if shards > 1),
+PARTS_BY_ORIGIN = [
+    (part, origin)
+    for origin in ORIGINS
+    for part in (*PARTS, "main/shards")
+    if (part, origin.shards) != ("main/shards", 1) and (part, origin.format) != ("metadata/", 1)
 ]
 
 
-def tried(part: str, *, was_closed: bool, shards: int) -> Summary:
+def tried(part: str, *, was_closed: bool, origin: Origin = PRESENT) -> Summary:
     summary = Summary()
-    seed = f"{part} {was_closed}" if shards == 1 else f"{part} {was_closed} {shards}"
-    for trial in trials(Random(seed), flips=FLIPS, cuts=CUTS, shards=shards):
+    seed = f"{part} {was_closed} {origin}"
+    is_present = origin.format == 2 and not origin.is_migrated
+    flips, cuts = (FLIPS, CUTS) if is_present else (FEWER, FEWER)
+    for trial in trials(Random(seed), flips=flips, cuts=cuts, origin=origin):
         is_of_part = part in trial.path or part in trial.way
         if is_of_part and trial.was_closed == was_closed:
             summary.add(trial, run_trial(trial))
     return summary
 
 
-@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("origin", ORIGINS, ids=str)
 @pytest.mark.parametrize("was_closed", [True, False], ids=["closed", "killed"])
-def test_whole_directory_is_served_whole(was_closed: bool, shards: int) -> None:
-    path, content = next(iter(images(shards)[was_closed].items()))
-    assert run_trial(Trial(was_closed, path, "as it was", content, shards)) == (False, [])
+def test_whole_directory_is_served_whole(was_closed: bool, origin: Origin) -> None:
+    path, content = next(iter(images(origin)[was_closed].items()))
+    assert run_trial(Trial(was_closed, path, "as it was", content, origin)) == (False, [])
 
 
 @pytest.mark.parametrize("was_closed", [True, False], ids=["closed", "killed"])
-@pytest.mark.parametrize(("part", "shards"), PARTS_BY_SHARDS)
-def test_damaged_file_is_told_refused_or_harmless(part: str, shards: int, was_closed: bool) -> None:
-    summary = tried(part, was_closed=was_closed, shards=shards)
+@pytest.mark.parametrize(("part", "origin"), PARTS_BY_ORIGIN, ids=str)
+def test_damaged_file_is_told_refused_or_harmless(
+    part: str, origin: Origin, was_closed: bool
+) -> None:
+    summary = tried(part, was_closed=was_closed, origin=origin)
     assert summary.trials > 5
     assert summary.failures == []
 
@@ -72,16 +81,16 @@ def test_without_synced_marks_losses_would_go_unnoticed(
     images()
     monkeypatch.setattr(SyncedMarks, "get", lambda *_: None)
     monkeypatch.setattr(SyncedMarks, "orphans", lambda *_: [])
-    kinds = tried(part, was_closed=False, shards=1).kinds
+    kinds = tried(part, was_closed=False).kinds
     assert kinds.keys() & {"acknowledgements lost", "cursors lost", "subscription lost"}
 
 
 def test_unless_the_number_of_shards_is_restored_topics_would_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    images(3)
+    images(Origin(3))
     monkeypatch.setattr(directory_recovery, "restore_shard_count", lambda *_: None)
-    assert tried("metadata/", was_closed=True, shards=3).failures
+    assert tried("metadata/", was_closed=True, origin=Origin(3)).failures
 
 
 def disk_with_emptied(part: str) -> FakeDisk:

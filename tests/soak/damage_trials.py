@@ -10,7 +10,8 @@ Then it holds that
 - no offset is given again;
 - or the broker refuses the directory, and names the file.
 
-The journal was made with one shard or with several. The broker that opens it makes new journals with one.
+The journal was made with one shard or with several. The broker that opens it makes new journals with one. The directory
+has the present format, or format 1, so that it is migrated with its damage, or it has been migrated before the damage.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.broker.scenes import PLENTY, Reader
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import SimulatedWorkers
-from tests.log.images import DIRECTORY, Image, disk_of, flipped, image_of
+from tests.log.images import DIRECTORY, Image, disk_of, flipped, format_one, image_of
 
 SETTINGS: Final = Settings(
     log=LogSettings(allocate_bytes=512, disk_reserve_bytes=0),
@@ -52,7 +53,6 @@ SETTINGS: Final = Settings(
     ),
 )
 TOPICS: Final = ("a", "b", "own/c")
-SHARDS: Final = (1, 3)  # of the journal; with three, `a` lies in the first, `b` in the second
 MESSAGES: Final = 12
 ACKED: Final = frozenset({("a", 1), ("a", 2), ("a", 4), ("b", 1), ("own/c", 1), ("own/c", 2)})
 CURSORS: Final = 2
@@ -60,6 +60,7 @@ SUBSCRIPTION: Final = "work"
 TAIL_BYTES: Final = 512
 _FOLDERS: Final = (
     "metadata",
+    "catalogue",
     "journals",
     "journals/main",
     "journals/main/0",
@@ -76,6 +77,30 @@ _TURNS_ROUNDS_MAX: Final = 50
 Place = tuple[str, int]
 
 
+class Origin(NamedTuple):
+    """How the directory came about. With three shards, `a` lies in the first, `b` in the second."""
+
+    shards: int = 1  # of the journal
+    format: int = 2
+    is_migrated: bool = False  # of format 1, and opened and closed since
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shards} shards, {'migrated' if self.is_migrated else f'format {self.format}'}"
+        )
+
+
+PRESENT: Final = Origin()
+ORIGINS: Final = (
+    PRESENT,
+    Origin(3),
+    Origin(1, format=1),
+    Origin(3, format=1),
+    Origin(1, is_migrated=True),
+    Origin(3, is_migrated=True),
+)
+
+
 def payload_of(place: Place) -> bytes:
     return (b"%s %d " % (place[0].encode(), place[1])) * 8
 
@@ -90,14 +115,14 @@ class Trial(NamedTuple):
     path: str
     way: str
     content: bytes | None
-    shards: int = 1
+    origin: Origin = PRESENT
 
     def __str__(self) -> str:
         end = "closed" if self.was_closed else "killed"
-        return f"{end} {self.path} {self.way}, {self.shards} shards"
+        return f"{end} {self.path} {self.way}, {self.origin}"
 
     def disk(self) -> FakeDisk:
-        whole = images(self.shards)[self.was_closed]
+        whole = images(self.origin)[self.was_closed]
         is_folder = self.path.endswith("/")
         rest = {
             path: data
@@ -128,9 +153,22 @@ async def open_broker(disk: FakeDisk, shards: int = 1) -> Broker:
 
 
 @cache
-def images(shards: int = 1) -> dict[bool, Image]:
+def images(origin: Origin = PRESENT) -> dict[bool, Image]:
     """The same directory after an orderly end (True), and as a killed process leaves it (False)."""
-    return asyncio.run(_fill(shards))
+    if origin.is_migrated:
+        former = images(Origin(origin.shards, format=1))
+        return {was_closed: asyncio.run(_migrated(image)) for was_closed, image in former.items()}
+    if origin.format == 1:
+        present = images(Origin(origin.shards))
+        return {was_closed: format_one(image) for was_closed, image in present.items()}
+    return asyncio.run(_fill(origin.shards))
+
+
+async def _migrated(image: Image) -> Image:
+    disk = disk_of(image)
+    broker = await open_broker(disk)
+    await broker.close()
+    return image_of(disk)
 
 
 async def _fill(shards: int) -> dict[bool, Image]:
@@ -175,16 +213,16 @@ async def _turn(is_done: Any) -> None:
 # --- Ways of damaging a file ---
 
 
-def trials(random: Random, *, flips: int, cuts: int, shards: int = 1) -> Iterator[Trial]:
+def trials(random: Random, *, flips: int, cuts: int, origin: Origin = PRESENT) -> Iterator[Trial]:
     """For every file of both directories: so many flips and cuts (all of them for a small file), and all other ways."""
-    for was_closed, image in images(shards).items():
+    for was_closed, image in images(origin).items():
         for folder in _FOLDERS:
             path = f"{DIRECTORY}/{folder}/"
             if any(each.startswith(path) for each in image):
-                yield Trial(was_closed, path, "folder missing", None, shards)
+                yield Trial(was_closed, path, "folder missing", None, origin)
         for path, content in sorted(image.items()):
             for way, damaged in _ways(content, random, flips, cuts):
-                yield Trial(was_closed, path, way, damaged, shards)
+                yield Trial(was_closed, path, way, damaged, origin)
 
 
 def _ways(
@@ -450,7 +488,7 @@ def try_for(seconds: float, seed: int) -> Summary:
     ends_at = time.monotonic() + seconds
     while not summary.trials or time.monotonic() < ends_at:
         random = Random(f"{seed} {summary.trials}")
-        some = list(trials(random, flips=4, cuts=4, shards=random.choice(SHARDS)))
+        some = list(trials(random, flips=4, cuts=4, origin=random.choice(ORIGINS)))
         random.shuffle(some)
         for trial in some:
             summary.add(trial, run_trial(trial))
