@@ -17,11 +17,13 @@ from runnel.errors import (
     UnknownTopicError,
 )
 from runnel.log.disk.disk_log import DiskLog
+from runnel.log.group_store import BatchGroup
 from runnel.log.log import CursorPosition, OffsetBounds, Position, ShardId
 from runnel.platform.disk import FileAccess
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
+from tests.fakes.lossy_store import Fate, lossy
 from tests.fakes.shared_metadata import SharedRecords
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.samples import batch, numbered, one, read_all, read_payloads
@@ -41,6 +43,9 @@ RULES = (
 )
 
 
+Draw = Callable[[BatchGroup, bool], Fate]
+
+
 class Place:
     """A data directory on a fake disk, with the metadata that its logs share."""
 
@@ -57,22 +62,32 @@ class Place:
         self.shared.records += log._state.snapshot(0)
         await log.close()
 
-    async def open(self, name: str) -> DiskLog:
+    async def open(self, name: str, draw: Draw | None = None) -> DiskLog:
+        """A log whose group stores lose answers as `draw` says."""
         if not self.disk.list("data"):
             await self.make()
-        log = await self._open(name)
+        log = await self._open(name, draw=draw)
         self.logs.append(log)
         return log
 
-    async def _open(self, name: str | None, rules: Sequence[TopicRule] | None = None) -> DiskLog:
-        log = LogSettings(allocate_bytes=0, disk_reserve_bytes=0, journal_shards=2)
+    async def _open(
+        self,
+        name: str | None,
+        rules: Sequence[TopicRule] | None = None,
+        draw: Draw | None = None,
+    ) -> DiskLog:
+        log = LogSettings(
+            allocate_bytes=0, disk_reserve_bytes=0, journal_shards=2, catalogue_log_bytes_max=1
+        )
+        workers = SimulatedWorkers(self.random)
         return await DiskLog.open(
             "data",
             settings=Settings(log=log),
             policies=Policies(rules or self.rules),
             disk=self.disk,
             clock=VirtualClock(),
-            workers=SimulatedWorkers(self.random),
+            workers=workers,
+            make_group_store=None if draw is None else lossy(workers, draw),
             shared=None if name is None else self.shared.member(name),
         )
 
@@ -307,6 +322,32 @@ async def test_topic_made_again_while_nobody_serves_its_shard(place: Place) -> N
     await second.append(one("a", b"again"))
     await move(shard, second, first)
     assert [message.payload for message in await read_all(first, "a", 2)] == [b"again"]
+
+
+@scenario
+async def test_offsets_hidden_with_a_batch_that_was_lost_are_not_used_again(place: Place) -> None:
+    """A deletion also hides what is being stored. If that is lost, a message at its offset would be hidden, too."""
+    first = await place.open(
+        "first", lambda group, _: Fate.LOST_BEFORE if group.first_entry > 2 else Fate.STORED
+    )
+    second = await place.open("second")
+    await first.metadata.ensure_topic("a")
+    shard = main_of(first)
+    await first.metadata.ensure_topic("d")
+    assert main_of(first, "d") == shard
+    await first.acquire(shard)
+    await first.append(one("a", b"1"))
+    await first.append(one("d", b"1"))
+    lost = first.append(one("a", b"never", b"stored"))
+    await first.metadata.delete_topic("a")
+    await first.metadata.purge_topic("d")  # the shard's catalogue is written anew
+    await first.drop(shard)
+    assert isinstance(lost.exception(), Unavailable)
+    await second.metadata.ensure_topic("a")
+    await second.acquire(shard)
+    [offset] = (await second.append(one("a", b"2"))).base_offsets
+    assert [message.payload for message in await read_all(second, "a", offset)] == [b"2"]
+    assert await second.bounds("a", 0) == OffsetBounds(offset, offset + 1)
 
 
 # --- Losses ---

@@ -53,7 +53,8 @@ class RecordedShard(msgspec.Struct):
         """Put the recorded next offsets and floors into the partitions."""
         for at in self.partitions:
             partition = find((at.topic, at.partition))
-            partition.advance(at.next_offset)
+            # The deletion of a topic also hides batches that are being stored, and may be lost then.
+            partition.advance(max(at.next_offset, at.floor))
             partition.floor = max(partition.floor, at.floor)
         for checkpoint in self.checkpoints:
             for topic, number, next_offset in checkpoint.offsets:
