@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from runnel.config import LogLevel, Retain, SecuritySettings, Settings, TopicRule
+from runnel.config import ClusterSettings, LogLevel, Retain, SecuritySettings, Settings, TopicRule
 from runnel.config.changes import RELOADABLE, Change, changes_between, taken_over
 from runnel.config.keys import PLAIN_KEYS
 from runnel.config.settings import DAY_NS, LimitSettings
@@ -20,13 +20,13 @@ def test_equal_settings_have_no_changes() -> None:
 def test_each_key_that_differs_is_reported_as_the_file_writes_it() -> None:
     new = replace(
         OLD,
-        node="other",
         log_level=LogLevel.DEBUG,
+        cluster=ClusterSettings(node="other"),
         topics=(TopicRule(match="a/*", retain=Retain(age_ns=7 * DAY_NS)), TopicRule(match="b")),
     )
     assert changes_between(OLD, new) == [
-        Change("node", '"node-1"', '"other"', is_reloadable=False),
         Change("log_level", '"info"', '"debug"', is_reloadable=True),
+        Change("cluster.node", '"node-1"', '"other"', is_reloadable=False),
         Change("topics[0].retain.age", '"1d"', '"7d"', is_reloadable=True),
     ]
 

@@ -88,7 +88,7 @@ def test_changed_rules_and_levels_hold_after_sighup_and_the_rest_is_reported(
                 if line["event"] == "setting needs a restart"
             ]
             assert waiting == [
-                ("cluster", '"runnel"', '"other"'),
+                ("cluster.name", '"runnel"', '"other"'),
                 ("limits.tags_max", "64", "3"),
             ]
             (stays,) = [line for line in told if line["event"] == "a topic stays as it was made"]

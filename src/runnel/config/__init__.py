@@ -7,9 +7,11 @@ from runnel.config.layers import Flag, Origin, SettingSource
 from runnel.config.loader import load
 from runnel.config.merger import LoadedSettings, merge
 from runnel.config.settings import (
+    AUTO,
     IN_MEMORY,
     Authentication,
     BrokerSettings,
+    ClusterSettings,
     GrpcSettings,
     HttpSettings,
     Keep,
@@ -35,9 +37,11 @@ from runnel.config.units import (
 )
 
 __all__ = [
+    "AUTO",
     "IN_MEMORY",
     "Authentication",
     "BrokerSettings",
+    "ClusterSettings",
     "Flag",
     "GrpcSettings",
     "HttpSettings",

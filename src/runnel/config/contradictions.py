@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from runnel.config.keys import RULE_KEYS, key_named
 from runnel.config.layers import Given, Origin
-from runnel.config.settings import MIB, Keep
+from runnel.config.settings import IN_MEMORY, MIB, Keep
 from runnel.config.units import format_size
 
 # The pseudo-journal of ephemeral topics.
@@ -54,6 +54,7 @@ def find_contradictions(values: Mapping[str, Given], rule_count: int) -> Iterato
     for smaller, larger, why in _ORDERED:
         yield from _ordered(values, smaller, larger, why)
     yield from _frame_and_batch(values)
+    yield from _processes_without_directory(values)
     rules = [f"topics[{index}]." for index in range(rule_count)]
     for rule in rules:
         yield from _within_rule(values, rule)
@@ -88,6 +89,16 @@ def _frame_and_batch(values: Mapping[str, Given]) -> Iterator[Contradiction]:
             f"batch and {format_size(_BESIDE_BATCH_BYTES)} beside it, {format_size(needed)} together"
         )
         yield Contradiction((frame, batch), text)
+
+
+def _processes_without_directory(values: Mapping[str, Given]) -> Iterator[Contradiction]:
+    data, processes = "data", "cluster.processes"
+    if values[data].value == IN_MEMORY and values[processes].value != 1:
+        text = (
+            f"{named(values, processes)} cannot be with {named(values, data)}: several processes share a directory; "
+            f"set {data} to one, or {processes} = 1"
+        )
+        yield Contradiction((data, processes), text)
 
 
 def _within_rule(values: Mapping[str, Given], rule: str) -> Iterator[Contradiction]:

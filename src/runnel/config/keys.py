@@ -11,10 +11,13 @@ from typing import Final
 from msgspec import NODEFAULT, Struct, inspect
 
 from runnel.config import units
-from runnel.config.settings import DESCRIPTIONS, Kind, Settings
+from runnel.config.settings import AUTO, DESCRIPTIONS, Kind, Settings
 
 # TOML has no null, so this word stands for the absence of an optional value.
 ABSENT: Final = "none"
+
+# The word for `settings.AUTO`.
+_AUTO_WORD: Final = "auto"
 
 TEXT_CHARS_MAX: Final = 4096
 TEXTS_MAX: Final = 1000
@@ -37,6 +40,7 @@ _NOT_OF_KIND: Final = {
     Kind.DURATION: f"not a duration; {units.DURATION_HINT}",
     Kind.TIME_OF_DAY: f"not a time of day; {units.TIME_OF_DAY_HINT}",
     Kind.COUNT: "not a whole number; write one without quotes, such as 64",
+    Kind.COUNT_OR_AUTO: 'neither a whole number nor "auto"; write one such as 4',
     Kind.TEXT: "not text; write it in quotes",
     Kind.TEXTS: 'not a list of texts; write ["a", "b"]',
     Kind.FLAG: "neither true nor false; write one of them without quotes",
@@ -84,8 +88,10 @@ class Key(Struct, frozen=True, kw_only=True):
                 return _checked_texts(raw)
             case (Kind.FLAG, bool()):
                 return raw
-            case (Kind.COUNT | Kind.SIZE, int()) if is_number:
+            case (Kind.COUNT | Kind.COUNT_OR_AUTO | Kind.SIZE, int()) if is_number:
                 return self._within_bounds(raw)
+            case (Kind.COUNT_OR_AUTO, str()) if raw == _AUTO_WORD:
+                return AUTO
             case (Kind.SIZE | Kind.DURATION | Kind.TIME_OF_DAY, str()):
                 return self._within_bounds(_PARSERS[self.kind](raw))
         raise ValueError(_NOT_OF_KIND[self.kind])
@@ -98,6 +104,8 @@ class Key(Struct, frozen=True, kw_only=True):
             case Kind.COUNT:
                 if not _WHOLE_NUMBER.fullmatch(text.strip()):
                     raise ValueError("not a whole number; write one such as 64")
+                return self._within_bounds(int(text))
+            case Kind.COUNT_OR_AUTO if _WHOLE_NUMBER.fullmatch(text.strip()):
                 return self._within_bounds(int(text))
             case Kind.FLAG:
                 if text not in ("true", "false"):
@@ -115,7 +123,9 @@ class Key(Struct, frozen=True, kw_only=True):
             return json.dumps(ABSENT)
         if isinstance(value, bool):
             return "true" if value else "false"
-        if self.kind is Kind.COUNT:
+        if self.kind is Kind.COUNT_OR_AUTO and value == AUTO:
+            return json.dumps(_AUTO_WORD)
+        if self.kind in (Kind.COUNT, Kind.COUNT_OR_AUTO):
             return str(value)
         if isinstance(value, tuple | list):
             return json.dumps(value, ensure_ascii=False)
@@ -197,7 +207,8 @@ def _key_of(name: str, field: inspect.Field) -> Key:
     match type_:
         case inspect.IntType():
             kind = kind or Kind.COUNT
-            minimum = type_.ge
+            # AUTO is written as a word, never as its number.
+            minimum = AUTO + 1 if kind is Kind.COUNT_OR_AUTO else type_.ge
             maximum = type_.le if type_.lt is None else type_.lt - 1
         case inspect.EnumType():
             kind = Kind.CHOICE

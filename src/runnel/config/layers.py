@@ -26,6 +26,13 @@ URL_VARIABLE: Final = "RUNNEL_URL"
 TOKEN_VARIABLE: Final = "RUNNEL_TOKEN"
 TOPICS_VARIABLE: Final = "RUNNEL_TOPICS"
 
+# Shorter names of keys, outside any table: the only names that cluster and node had before there was a table for them.
+SHORT_NAMES: Final[Mapping[str, str]] = {
+    "cluster": "cluster.name",
+    "node": "cluster.node",
+    "processes": "cluster.processes",
+}
+
 # Variables with the prefix that are not settings.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "Path of the settings file, instead of ./runnel.toml.",
@@ -85,7 +92,8 @@ class _LayerBuilder:
     """Collects the values and problems of one source."""
 
     def __init__(self, locate: Callable[[str], SettingSource]) -> None:
-        self._locate = locate
+        self._locate_written = locate
+        self._short: dict[str, str] = {}  # keys that were given by their short names
         self._values: dict[str, Given] = {}
         self._rule_count: int | None = None
         self._problems: list[str] = []
@@ -111,6 +119,9 @@ class _LayerBuilder:
             key = known.get(name)
             if key is not None:
                 self.add_value(f"{shown}{name}", key, raw)
+            elif shown == "" and name in SHORT_NAMES and not isinstance(raw, Mapping):
+                full = self.given_short(name)
+                self.add_value(full, known[full], raw)
             elif shown == "" and name == "topics":
                 self.add_rules(raw)
             elif any(each.startswith(f"{name}.") for each in known):
@@ -138,6 +149,12 @@ class _LayerBuilder:
             if "match" not in rule:
                 self.problem(f"{name} ({self._locate(name)}): match is missing")
                 self._faulty.add(f"{name}.match")
+
+    def given_short(self, short: str) -> str:
+        """The key that this short name stands for. It must not be given by both names."""
+        name = SHORT_NAMES[short]
+        self._short[name] = short
+        return name
 
     def add_value(self, name: str, key: Key, raw: object) -> None:
         self._add(name, raw, key.parse)
@@ -172,7 +189,18 @@ class _LayerBuilder:
         what = f"table {full}" if isinstance(raw, Mapping) else f"key {full} = {shown_value(raw)}"
         self.problem(f"unknown {what} ({self._locate(full)})" + did_you_mean(near))
 
+    def _locate(self, name: str) -> SettingSource:
+        return self._locate_written(self._short.get(name, name))
+
     def _add(self, name: str, raw: object, parse: Callable[[object], object]) -> None:
+        if name in self._short and (name in self._values or name in self._faulty):
+            short = self._short.pop(name)
+            both = (
+                f"{name} ({self._locate_written(name)}) and {short} ({self._locate_written(short)})"
+            )
+            self.problem(f"{both} are the same setting; give one of them")
+            self._faulty.add(name)
+            return
         try:
             value = parse(raw)
         except ValueError as error:
@@ -253,8 +281,10 @@ def file_layer(text: str, path: str) -> Layer:
 def environment_layer(environment: Mapping[str, str]) -> Layer:
     """The layer of the `RUNNEL_*` variables. All others are ignored."""
     keys = {key.variable: key for key in PLAIN_KEYS.values()}
-    known = {*keys, TOPICS_VARIABLE, *OTHER_VARIABLES}
+    short = {VARIABLE_PREFIX + name.upper(): name for name in SHORT_NAMES}
+    known = {*keys, *short, TOPICS_VARIABLE, *OTHER_VARIABLES}
     variables = {key.name: variable for variable, key in keys.items()}
+    variables |= {name: variable for variable, name in short.items()}
 
     def locate(name: str) -> SettingSource:
         return SettingSource(Origin.ENVIRONMENT, variables.get(name, TOPICS_VARIABLE))
@@ -267,6 +297,9 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
             continue
         if variable == TOPICS_VARIABLE:
             builder.add_rules_text(text)
+        elif variable in short:
+            name = builder.given_short(short[variable])
+            builder.add_text(name, PLAIN_KEYS[name], text)
         elif variable in keys:
             builder.add_text(keys[variable].name, keys[variable], text)
         elif variable.startswith(f"{TOPICS_VARIABLE}_"):
@@ -304,7 +337,8 @@ def flag_layer(flags: Iterable[Flag]) -> Layer:
 
     builder = _LayerBuilder(locate)
     for flag in flags:
-        places[flag.name] = flag.flag
+        name = SHORT_NAMES.get(flag.name, flag.name)
+        places[name] = flag.flag
         if flag.text is None or not flag.name:
             builder.problem(f"{flag.flag}: write --set key=value")
         elif flag.name == "topics":
@@ -313,8 +347,8 @@ def flag_layer(flags: Iterable[Flag]) -> Layer:
             builder.problem(
                 f"{flag.flag}: rules are set together; write --set 'topics=[{{ match = \"…\" }}]'"
             )
-        elif flag.name in PLAIN_KEYS:
-            builder.add_text(flag.name, PLAIN_KEYS[flag.name], flag.text)
+        elif name in PLAIN_KEYS:
+            builder.add_text(name, PLAIN_KEYS[name], flag.text)
         else:
             near = key_meant(flag.name, flag.text, PLAIN_KEYS) or nearest(flag.name, ["topics"])
             what = f"unknown key {flag.name} = {shown_value(flag.text)} ({flag.flag})"

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from runnel.config.contradictions import find_contradictions
 from runnel.config.keys import RULE_KEYS
-from runnel.config.layers import DEFAULT_SOURCE, Given, Layer, SettingSource
-from runnel.config.settings import Settings
+from runnel.config.layers import DEFAULT_SOURCE, Given, Layer, Origin, SettingSource
+from runnel.config.settings import SHARDS_OF_SEVERAL, LogSettings, Settings
 from runnel.errors import SettingsError
 
 
@@ -39,6 +39,7 @@ def merge(defaults: Layer, file: Layer, environment: Layer, flags: Layer) -> Loa
             values = {name: each for name, each in values.items() if not _is_of_rule(name)}
         values.update(layer.values)
     values = _complete_rules(values, rule_count)
+    _follow_processes(values)
     # A faulty key has no value to compare with.
     problems += [
         found.text
@@ -53,6 +54,18 @@ def merge(defaults: Layer, file: Layer, environment: Layer, flags: Layer) -> Loa
 
 def _is_of_rule(name: str) -> bool:
     return name.startswith("topics[")
+
+
+def _follow_processes(values: dict[str, Given]) -> None:
+    """Let new journals have shards for several processes, unless a number was set."""
+    shards = values["log.journal_shards"]
+    is_default = shards.source.origin is Origin.DEFAULT
+    if (
+        is_default
+        and shards.value == LogSettings().journal_shards
+        and values["cluster.processes"].value != 1
+    ):
+        values["log.journal_shards"] = Given(SHARDS_OF_SEVERAL, DEFAULT_SOURCE)
 
 
 def _complete_rules(values: Mapping[str, Given], rule_count: int) -> dict[str, Given]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from runnel.config.contradictions import STORED_PARTS
 from runnel.config.keys import PLAIN_KEYS, RULE_KEYS, RULE_PREFIX, Key, key_named
-from runnel.config.layers import OTHER_VARIABLES, TOPICS_VARIABLE, SettingSource, flat_values
+from runnel.config.layers import (
+    OTHER_VARIABLES,
+    SHORT_NAMES,
+    TOPICS_VARIABLE,
+    VARIABLE_PREFIX,
+    SettingSource,
+    flat_values,
+)
 from runnel.config.merger import LoadedSettings
 from runnel.config.settings import Keep
 
@@ -75,6 +82,7 @@ settings and their sources. The broker refuses wrong settings at its start, and 
 - Durations: `"7d"`, `"1h30m"`, `"500ms"`; the units are w, d, h, m, s, ms, us and ns.
 - Lists: `["a", "b"]`; as a variable or with `--set`, `a,b`.
 - `"none"` stands for the absence of a value that may be absent.
+- {short} are short for {full}, in the file outside any table; as variables, {short_variables}.
 
 | key | default | meaning | variable |
 |---|---|---|---|
@@ -102,11 +110,19 @@ later source replace those of an earlier one.
 def reference_page() -> str:
     """The text of docs/settings.md."""
     return _REFERENCE_PAGE.format(
+        short=_listed(SHORT_NAMES),
+        full=_listed(SHORT_NAMES.values()),
+        short_variables=_listed(VARIABLE_PREFIX + name.upper() for name in SHORT_NAMES),
         plain="\n".join(f"{_row(key)} `{key.variable}` |" for key in PLAIN_KEYS.values()),
         variable=TOPICS_VARIABLE,
         rules="\n".join(_row(key) for key in RULE_KEYS.values()),
         others="\n".join(f"| `{name}` | {text} |" for name, text in OTHER_VARIABLES.items()),
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = (f"`{name}`" for name in names)
+    return f"{', '.join(most)} and {last}"
 
 
 def _row(key: Key) -> str:

@@ -26,6 +26,11 @@ INT64_MAX: Final = 2**63 - 1
 # The value of `data` for a broker without a directory, which does not touch the disk.
 IN_MEMORY: Final = "memory:"
 
+# The value of `cluster.processes` for as many processes as there are cores. In files and flags it is "auto".
+AUTO: Final = 0
+# The shards of a new journal where several processes may share them, unless `log.journal_shards` is set.
+SHARDS_OF_SEVERAL: Final = 16
+
 
 class Kind(enum.StrEnum):
     """How a value is written; it decides the parser, the printer and the hint of an error."""
@@ -34,6 +39,7 @@ class Kind(enum.StrEnum):
     DURATION = "duration"
     TIME_OF_DAY = "time of day"
     COUNT = "count"
+    COUNT_OR_AUTO = "count or auto"
     TEXT = "text"
     TEXTS = "list of texts"
     FLAG = "flag"
@@ -56,6 +62,7 @@ Tags = Annotated[int, Meta(ge=1, le=TAGS_CEILING)]
 OpenFiles = Annotated[int, Meta(ge=16, le=INT64_MAX)]
 Threads = Annotated[int, Meta(ge=1, le=64)]
 Shards = Annotated[int, Meta(ge=1, le=1024)]
+Processes = Annotated[int, Meta(ge=AUTO, le=64, extra={"kind": Kind.COUNT_OR_AUTO})]
 
 
 def key_of_field(field: str) -> str:
@@ -115,6 +122,15 @@ class TopicRule(Struct, frozen=True, kw_only=True, rename=key_of_field):
     retain: Retain = Retain()
     pin: Pin = Pin()
     last_value: bool = False
+
+
+class ClusterSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
+    """`[cluster]`: the names of cluster and node, and the processes that serve one data directory together."""
+
+    name: str = "runnel"
+    node: str = "node-1"
+    processes: Processes = 1
+    balance: bool = True
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
@@ -252,9 +268,8 @@ class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     """All settings of a Runnel process, merged once at its start."""
 
     data: str = "./runnel-data"
-    cluster: str = "runnel"
-    node: str = "node-1"
     log_level: LogLevel = LogLevel.INFO
+    cluster: ClusterSettings = ClusterSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
     broker: BrokerSettings = BrokerSettings()
@@ -268,9 +283,11 @@ class Settings(Struct, frozen=True, kw_only=True, rename=key_of_field):
 # One line per key, for `config show --explain` and docs/settings.md. A test keeps it complete.
 DESCRIPTIONS: Final[dict[str, str]] = {
     "data": "Data directory, relative to the working directory. memory: keep everything in memory.",
-    "cluster": "Name of the cluster, shown to clients. All nodes of a cluster have the same name.",
-    "node": "Name of this node, shown to clients.",
     "log_level": "Lowest level of log lines to write to standard error.",
+    "cluster.name": "Name of the cluster, shown to clients. All nodes of a cluster have the same name.",
+    "cluster.node": "Name of this node, shown to clients. Several processes are node-1, node-2 and so on.",
+    "cluster.processes": "Processes that serve the data directory together. auto: one for each core.",
+    "cluster.balance": "Move shards between processes so that each has about the same load.",
     "limits.message_bytes_max": "Largest payload of one message.",
     "limits.batch_bytes_max": "Largest batch, compressed or not.",
     "limits.tags_max": "Most tags of one message.",
@@ -289,7 +306,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "log.allocate_bytes": "How far ahead of its end a segment file is allocated; less if it is small. 0: none.",
     "log.disk_reserve_bytes": "Free disk space below which publishing is refused.",
     "log.writers": "Threads that write and sync. Each serves many journals.",
-    "log.journal_shards": "Shards of each new journal, which are written in parallel. Existing journals keep theirs.",
+    "log.journal_shards": "Shards of each new journal, written in parallel. With several processes the default is 16.",
     "log.index_cache_bytes_max": "Memory for the indexes of sealed segments.",
     "log.segment_runs_max": "Most runs in one segment. The segment rotates then, whatever its size.",
     "log.retention_interval": "How often retention looks for segments to remove.",

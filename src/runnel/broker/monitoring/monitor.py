@@ -381,8 +381,8 @@ class Monitor:
         yield families.info_family(
             version=version("runnel"),
             python=platform.python_version(),
-            cluster=settings.cluster,
-            node=settings.node,
+            cluster=settings.cluster.name,
+            node=settings.cluster.node,
         )
         yield families.event_family(self._events.counts)
         yield from families.listener_families(

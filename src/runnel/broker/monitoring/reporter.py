@@ -67,7 +67,7 @@ class Reporter:
         work: Callable[[], Awaitable[Sequence[SubscriptionState]]] | None = None,
     ) -> None:
         self._interval_ns = settings.broker.metrics_interval_ns
-        self._node = settings.node
+        self._node = settings.cluster.node
         self._clock = clock
         self._metrics = metrics
         self._publish = publish

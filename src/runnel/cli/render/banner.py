@@ -34,7 +34,7 @@ def banner_lines(
     found = "clean" if not recovered else counted(len(recovered), "remark") + " below"
     is_lost = settings.data == IN_MEMORY
     lines = [
-        f"Runnel {version}: {settings.node} of {settings.cluster}",
+        f"Runnel {version}: {settings.cluster.node} of {settings.cluster.name}",
         listening_line(addresses),
         "everything is in memory, and lost when this ends"
         if is_lost

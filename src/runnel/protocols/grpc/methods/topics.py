@@ -167,8 +167,8 @@ async def ping(
     settings = call.server.settings
     return pb.PingResponse(
         time_ns=call.server.broker.clock.time_ns(),
-        cluster=settings.cluster,
-        node=settings.node,
+        cluster=settings.cluster.name,
+        node=settings.cluster.node,
         server=_SERVER,
         message_bytes_max=settings.limits.message_bytes_max,
         batch_bytes_max=settings.limits.batch_bytes_max,
