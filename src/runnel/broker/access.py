@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from runnel.broker.access_rules import EVERYTHING, AccessRules
 from runnel.broker.broker import Broker
+from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest, WorkConsumer, WorkSink
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.subscription import LiveSubscription, SubscribeRequest
@@ -110,6 +111,11 @@ class Access:
     def policies(self) -> Policies:
         """The topic rules that hold now. A caller that may see a topic may know its rule."""
         return self._broker.policies
+
+    @property
+    def nodes(self) -> ClusterNodes:
+        """The living nodes of the cluster; needs no right, as routes name them too."""
+        return self._broker.nodes
 
     # --- Copying ---
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.broker.connections import Connections
 from runnel.broker.consumer_groups import ConsumerGroups, GroupHolds
 from runnel.broker.cursors import CursorStore
@@ -121,6 +122,7 @@ class Broker:
             lambda: self.audit.denied_count,
         )
         self.connection_ids = itertools.count(1)  # unique over all listeners
+        self.nodes: Final = ClusterNodes()
         self.share: Final = LoopShare()  # of the loop's time, for walks over large collections
         self.connections: Final = Connections(self.share, clock)
         self.quotas = Quotas(settings.security, clock, self.metrics.counters, self.events)

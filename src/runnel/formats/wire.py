@@ -38,6 +38,12 @@ from runnel.formats.work_heads import WorkAnswer, WorkRequest
 VERSION: Final = 1
 DEFAULT_PORT: Final = 7470
 
+# Features. A client says `parts` in its hello, a broker that is one of several says `nodes` in its welcome.
+PARTS: Final = "parts"  # this client follows routes to all nodes, and merges what they deliver
+NODES: Final = (
+    "nodes"  # other nodes serve shards too; the broker knows the features that it names beside it
+)
+
 
 # --- Values inside heads ---
 
@@ -58,6 +64,23 @@ class Route(msgspec.Struct, array_like=True, frozen=True, gc=False):
     keep: str
     owners: Sequence[Owner]
     exists: bool = True
+
+
+class NodeState(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A living node of the broker, and the address of its native listener."""
+
+    name: str
+    address: str  # without a host: the host that the client has reached
+    incarnation: int = 0
+    is_draining: bool = False
+
+
+class ShardTerm(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A shard in one term of its ownership."""
+
+    journal: str
+    shard: Natural
+    epoch: Natural
 
 
 class CursorPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -192,6 +215,24 @@ class Unsubscribe(Head, tag="unsubscribe", frozen=True, gc=False):
 
     id: Id
     subscription: Id
+
+
+class ShardsFrom(Head, tag="shards_from", frozen=True, gc=False):
+    """Begin to read these shards for a subscription in parts. `start` holds for these shards only.
+
+    Answered by `subscribed`, which leaves out shards that the node no longer serves in the named term.
+    """
+
+    id: Id
+    subscription: Id
+    shards: Sequence[ShardTerm]
+    start: Start
+
+
+class Nodes(Head, tag="nodes", frozen=True, gc=False):
+    """List the living nodes."""
+
+    id: Id
 
 
 class Fetch(Head, tag="fetch", frozen=True, gc=False):
@@ -359,6 +400,31 @@ class Subscribed(Head, tag="subscribed", frozen=True, gc=False):
     subscription: Id
     partitions: Sequence[PartitionPlace] = ()
     shards: Sequence[ShardPlace] = ()
+    elsewhere: Sequence[
+        Owner
+    ] = ()  # in parts: shards of its patterns that this node does not serve
+
+
+class ShardsCame(Head, tag="shards_came", frozen=True, gc=False):
+    """The node serves these shards, and delivers nothing of them to a subscription in parts before `shards_from`."""
+
+    subscription: Id
+    shards: Sequence[ShardTerm]
+
+
+class ShardsLeft(Head, tag="shards_left", frozen=True, gc=False):
+    """The node no longer serves these shards. A subscription in parts continues without them."""
+
+    subscription: Id
+    shards: Sequence[ShardTerm]
+
+
+class NodeList(Head, tag="node_list", frozen=True, gc=False):
+    """The answer to `nodes`; with id 0 a notice that nodes have changed. A later state has a higher version."""
+
+    id: Id
+    version: int
+    nodes: Sequence[NodeState]
 
 
 class Deliver(Head, tag="deliver", frozen=True, gc=False):
@@ -375,10 +441,15 @@ class Deliver(Head, tag="deliver", frozen=True, gc=False):
 
 
 class GapNotice(Head, tag="gap", frozen=True, gc=False):
-    """A subscription misses messages. The notice comes before the messages behind the gap."""
+    """A subscription misses messages. The notice comes before the messages behind the gap.
+
+    With a journal, a gap of a subscription in parts: it belongs to the next `deliver` of that shard.
+    """
 
     subscription: Id
     gap: GapState
+    journal: str = ""
+    shard: Natural = 0
 
 
 class Ended(Head, tag="ended", frozen=True, gc=False):
@@ -501,6 +572,8 @@ Request: TypeAlias = (
     | Subscribe
     | Credit
     | Unsubscribe
+    | ShardsFrom
+    | Nodes
     | Fetch
     | Shards
     | FetchShard
@@ -522,6 +595,9 @@ Answer: TypeAlias = (
     Welcome
     | Published
     | Subscribed
+    | ShardsCame
+    | ShardsLeft
+    | NodeList
     | Deliver
     | GapNotice
     | Ended

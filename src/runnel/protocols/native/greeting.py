@@ -6,11 +6,14 @@ from functools import cache
 from importlib import metadata
 from typing import Final
 
+from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.config import Settings
 from runnel.errors import HandshakeError
 from runnel.formats import wire
 from runnel.protocols.native.requests import check_no_tail, name_of
 
+# Of clients; known where there are several nodes.
+_FEATURES: Final = (wire.PARTS,)
 _NS_PER_MS: Final = 1_000_000
 
 # The first four bytes, which a frame uses for its length, of HTTP/1.1 requests and of the preface of HTTP/2.
@@ -42,11 +45,14 @@ def checked_hello(request: wire.Request, tail: memoryview) -> wire.Hello:
     return request
 
 
-def welcome_to(hello: wire.Hello, settings: Settings) -> wire.Welcome:
+def welcome_to(hello: wire.Hello, settings: Settings, nodes: ClusterNodes) -> wire.Welcome:
+    features: tuple[str, ...] = ()
+    if nodes.is_several:
+        features = (wire.NODES, *(each for each in _FEATURES if each in hello.features))
     return wire.Welcome(
         hello.id,
         wire.VERSION,
-        (),
+        features,
         settings.cluster.name,
         settings.cluster.node,
         _server_name(),

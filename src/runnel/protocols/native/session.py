@@ -20,6 +20,7 @@ from runnel.broker.broker import Broker, Level, Published
 from runnel.config import Settings
 from runnel.errors import (
     BusyError,
+    ClientFault,
     ClosedError,
     HandshakeError,
     MalformedError,
@@ -354,7 +355,7 @@ class Session:
         self._stage = _Stage.OPEN
         self.client = hello.client
         self._broker.metrics.counters.connections_opened += 1
-        say(self._output, welcome_to(hello, self._settings))
+        say(self._output, welcome_to(hello, self._settings, self._broker.nodes))
 
     async def _refuse_later(self, request_id: int, error: UnauthenticatedError) -> None:
         assert self._authenticator is not None
@@ -395,6 +396,8 @@ class Session:
                 self._start(request.id, partial(self.subscriptions.open, self._access, request))
             case wire.Unsubscribe():
                 self.subscriptions.unsubscribe(request)
+            case wire.ShardsFrom():
+                raise ClientFault("this subscription is not in parts")
             case work.Consume():
                 self._check_open()
                 self.consumers.prepare(request.consumer, self._settings.native.consumers_max)

@@ -25,7 +25,7 @@ from runnel.protocols.native.requests import check_count
 
 WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 
-PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Statistics
+PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Nodes | wire.Statistics
 # Their answers may be large: the session prepares few of them at a time.
 ListRequest: TypeAlias = (
     wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLettersHead
@@ -78,6 +78,9 @@ def reply_to(access: Access, request: PromptRequest) -> Reply:
             return Reply(wire.Pong(request.id, access.time_ns()))
         case wire.Routes():
             return Reply(wire.RouteList(request.id, access.routes(request.topics)))
+        case wire.Nodes():
+            nodes = access.nodes
+            return Reply(wire.NodeList(request.id, nodes.version, nodes.nodes))
         case wire.Statistics():
             document = _json.encode(access.statistics())
             return Reply(wire.StatisticsReport(request.id), (document,))
