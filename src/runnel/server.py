@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker
 from runnel.config import IN_MEMORY, Settings
 from runnel.errors import SettingsError
@@ -149,9 +150,10 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         authenticator.start()
         opened.push_async_callback(authenticator.close)
         listeners: dict[str, ServerListener] = {}
+        make_access = local_access(broker)
 
         async def start_listener(name: str, open_listener: OpenListener) -> None:
-            listeners[name] = await open_listener(broker, authenticator, settings)
+            listeners[name] = await open_listener(broker, authenticator, settings, make_access)
             opened.push_async_callback(listeners[name].close)
             _warn_of(name, listeners[name], authenticator)
 
@@ -241,7 +243,7 @@ def _connections(listener: ServerListener) -> int:
     return listener.connection_count
 
 
-OpenListener = Callable[[Broker, Authenticator, Settings], Awaitable[ServerListener]]
+OpenListener = Callable[[Broker, Authenticator, Settings, MakeAccess], Awaitable[ServerListener]]
 
 
 def _import_listeners(settings: Settings) -> list[tuple[str, OpenListener]]:

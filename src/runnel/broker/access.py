@@ -8,9 +8,10 @@ the caller has any right to.
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -37,6 +38,7 @@ from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
 from runnel.formats.work_heads import Consume, SubscriptionState
 from runnel.log.log import Level
+from runnel.security.authenticator import AuthenticatedClient
 from runnel.security.rights import Right, Rights
 from runnel.topics.policies import Policies
 
@@ -62,6 +64,37 @@ def _audited(
             raise
 
     return audited
+
+
+class Scope(enum.Enum):
+    """For how much of a cluster a caller wants to be answered. A single broker answers all of them alike."""
+
+    CLUSTER = "cluster"  # everything, at any node: the caller knows nothing of nodes
+    PARTS = "parts"  # it follows routes, and merges the parts of what it reads by itself
+    NODE = "part_only"  # this node's own part: it is another node, which merges
+
+
+class MakeAccess(Protocol):
+    """Makes the access of a caller. Listeners are opened with one, and know no other way to the verbs."""
+
+    def __call__(
+        self, client: AuthenticatedClient, peer: str, scope: Scope = Scope.CLUSTER
+    ) -> Access:
+        """`peer` is the caller's address, for the audit trail."""
+        ...
+
+
+def local_access(broker: Broker) -> MakeAccess:
+    """Access to a broker that has everything: it is alone."""
+
+    def make(
+        client: AuthenticatedClient,
+        peer: str,
+        scope: Scope = Scope.CLUSTER,  # noqa: ARG001 - its own part is everything
+    ) -> Access:
+        return Access(broker, client.rights, peer)
+
+    return make
 
 
 class Access:

@@ -43,6 +43,9 @@ PARTS: Final = "parts"  # this client follows routes to all nodes, and merges wh
 NODES: Final = (
     "nodes"  # other nodes serve shards too; the broker knows the features that it names beside it
 )
+PART_ONLY: Final = (
+    "part_only"  # this client is another node, which merges: it asks for this node's own shards
+)
 
 
 # --- Values inside heads ---

@@ -52,10 +52,14 @@ class WrongTokenError(UnauthenticatedError):
 class AuthenticatedClient:
     """One admitted connection or call. `rights` is None if everything is allowed."""
 
-    __slots__ = ("_admitted", "_end", "_on_revoked", "rights")
+    __slots__ = ("_admitted", "_end", "_on_revoked", "rights", "token")
 
-    def __init__(self, rights: Rights | None, admitted: _Admitted | None) -> None:
+    def __init__(
+        self, rights: Rights | None, admitted: _Admitted | None, token: str | None = None
+    ) -> None:
         self.rights: Final = rights
+        self.token: Final = token
+        """The secret itself, with which another node of the cluster is asked on the client's behalf."""
         self._admitted = admitted  # None: it has left, or needed no token
         self._on_revoked: Callable[[RunnelError], object] | None = None
         self._end: RunnelError | None = None
@@ -119,7 +123,8 @@ class _Admitted:
         self.clients: set[AuthenticatedClient] = set()
 
 
-_UNRESTRICTED: Final = AuthenticatedClient(None, None)
+UNRESTRICTED: Final = AuthenticatedClient(None, None)
+"""A client that needs no token: it may do everything."""
 
 
 class Authenticator:
@@ -201,7 +206,7 @@ class Authenticator:
     def admit(self, token: str | None) -> AuthenticatedClient:
         """Admit a client with this token. UnauthenticatedError: await `penalty` before answering it."""
         if self._file is None:
-            return _UNRESTRICTED
+            return UNRESTRICTED
         self._read_if_changed()
         if token is None:
             raise UnauthenticatedError(_NEEDED)
@@ -216,7 +221,7 @@ class Authenticator:
             raise LimitExceededError(
                 f"token {found.name!r} has {count_max} connections or calls under way; no more are allowed"
             )
-        client = AuthenticatedClient(admitted.rights, admitted)
+        client = AuthenticatedClient(admitted.rights, admitted, token)
         admitted.clients.add(client)
         return client
 

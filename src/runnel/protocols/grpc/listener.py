@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 
+from runnel.broker.access import MakeAccess
 from runnel.broker.broker import Broker
 from runnel.config import GrpcSettings, Settings
 from runnel.errors import SettingsError
@@ -78,14 +79,18 @@ class GrpcListener:
 
     @classmethod
     async def open(
-        cls, broker: Broker, authenticator: Authenticator, settings: Settings
+        cls,
+        broker: Broker,
+        authenticator: Authenticator,
+        settings: Settings,
+        make_access: MakeAccess | None = None,
     ) -> GrpcListener:
         own = settings.grpc
         assert own.listen is not None
         tls = cast("GrpcTls | None", GrpcTls.of("grpc", own.tls_certificate, own.tls_key))
         endpoint = await _checked(own.listen, is_allowed=authenticator.asks or own.allow_remote)
         public = PublicServices(SERVICE.full_name)
-        server = GrpcServer(broker, authenticator, settings)
+        server = GrpcServer(broker, authenticator, settings, make_access)
 
         def new() -> grpc.aio.Server:
             services = {**services_of(server), **public.services()}

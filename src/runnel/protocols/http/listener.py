@@ -9,6 +9,7 @@ import socket
 
 from uvicorn.config import Config
 
+from runnel.broker.access import MakeAccess
 from runnel.broker.broker import Broker
 from runnel.config import Settings
 from runnel.platform.acceptor import Acceptor
@@ -28,7 +29,11 @@ class HttpListener(PortListener[HttpServer]):
 
     @classmethod
     async def open(
-        cls, broker: Broker, authenticator: Authenticator, settings: Settings
+        cls,
+        broker: Broker,
+        authenticator: Authenticator,
+        settings: Settings,
+        make_access: MakeAccess | None = None,
     ) -> HttpListener:
         http = settings.http
         if http.listen is None:
@@ -40,7 +45,7 @@ class HttpListener(PortListener[HttpServer]):
         listening = await listen(
             http.listen, section="http", is_allowed_remotely=authenticator.asks or http.allow_remote
         )
-        server = HttpServer(broker, authenticator, settings)
+        server = HttpServer(broker, authenticator, settings, make_access)
         config = _uvicorn(Front(server, litestar_app(), browsers))
         acceptor = Acceptor(
             listening,

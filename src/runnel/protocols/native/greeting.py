@@ -6,6 +6,7 @@ from functools import cache
 from importlib import metadata
 from typing import Final
 
+from runnel.broker.access import Scope
 from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.config import Settings
 from runnel.errors import HandshakeError
@@ -13,7 +14,7 @@ from runnel.formats import wire
 from runnel.protocols.native.requests import check_no_tail, name_of
 
 # Of clients; known where there are several nodes.
-_FEATURES: Final = (wire.PARTS,)
+_FEATURES: Final = (wire.PARTS, wire.PART_ONLY)
 _NS_PER_MS: Final = 1_000_000
 
 # The first four bytes, which a frame uses for its length, of HTTP/1.1 requests and of the preface of HTTP/2.
@@ -43,6 +44,13 @@ def checked_hello(request: wire.Request, tail: memoryview) -> wire.Hello:
             f"this broker speaks version {wire.VERSION}"
         )
     return request
+
+
+def scope_of(hello: wire.Hello) -> Scope:
+    """For how much of a cluster the client wants to be answered."""
+    if wire.PART_ONLY in hello.features:
+        return Scope.NODE
+    return Scope.PARTS if wire.PARTS in hello.features else Scope.CLUSTER
 
 
 def welcome_to(hello: wire.Hello, settings: Settings, nodes: ClusterNodes) -> wire.Welcome:

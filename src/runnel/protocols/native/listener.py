@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runnel.broker.access import MakeAccess
 from runnel.broker.broker import Broker
 from runnel.config import Settings
 from runnel.platform.acceptor import Acceptor
@@ -18,7 +19,11 @@ class Listener(PortListener[NativeServer]):
 
     @classmethod
     async def open(
-        cls, broker: Broker, authenticator: Authenticator, settings: Settings
+        cls,
+        broker: Broker,
+        authenticator: Authenticator,
+        settings: Settings,
+        make_access: MakeAccess | None = None,
     ) -> Listener:
         native = settings.native
         tls = TlsFiles.of("native", native.tls_certificate, native.tls_key)
@@ -27,7 +32,7 @@ class Listener(PortListener[NativeServer]):
             section="native",
             is_allowed_remotely=authenticator.asks or native.allow_remote,
         )
-        server = NativeServer(broker, settings, authenticator)
+        server = NativeServer(broker, settings, authenticator, make_access)
         acceptor = Acceptor(
             listening,
             server.new_connection if tls is None else server.new_encrypted_connection,

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
+from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker
 from runnel.broker.connections import ReadRows
 from runnel.config import Settings
@@ -30,8 +31,16 @@ _NS_PER_MS: Final = 1_000_000
 class NativeServer:
     """The state that all native connections share. Made within a running loop; `close` it before the broker."""
 
-    def __init__(self, broker: Broker, settings: Settings, authenticator: Authenticator) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        settings: Settings,
+        authenticator: Authenticator,
+        make_access: MakeAccess | None = None,
+    ) -> None:
+        """Without `make_access` the broker has everything: it is alone."""
         self.broker = broker
+        self.make_access: MakeAccess = make_access or local_access(broker)
         self.authenticator = authenticator
         self.settings = settings
         self.tasks = OwnedTasks("the native listener")

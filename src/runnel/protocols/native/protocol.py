@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
+from runnel.broker.access import MakeAccess
 from runnel.broker.broker import Broker, ConnectionStats
 from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.config import Settings, format_duration
@@ -42,6 +43,7 @@ class ConnectionHost(Protocol):
     tasks: OwnedTasks
     request_quota: RequestQuota
     wake_up: WakeUp
+    make_access: MakeAccess
 
     def enter(self, connection: NativeConnection) -> None:
         """A connection was made: accept or refuse it."""
@@ -123,6 +125,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             authenticator=authenticator,
             tasks=server.tasks,
             request_quota=server.request_quota,
+            make_access=server.make_access,
         )
 
     # --- Calls from the transport ---

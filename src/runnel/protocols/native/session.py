@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
-from runnel.broker.access import Access
+from runnel.broker.access import Access, MakeAccess, local_access
 from runnel.broker.broker import Broker, Level, Published
 from runnel.config import Settings
 from runnel.errors import (
@@ -36,13 +36,13 @@ from runnel.platform.tasks import OwnedTasks
 from runnel.protocols.native import verbs
 from runnel.protocols.native.answers import error_answer, published_answer
 from runnel.protocols.native.consumers import Consumers
-from runnel.protocols.native.greeting import checked_hello, welcome_to
+from runnel.protocols.native.greeting import checked_hello, scope_of, welcome_to
 from runnel.protocols.native.large_answers import LargeAnswer, LargeAnswers
 from runnel.protocols.native.output import Output, say
 from runnel.protocols.native.request_quota import RequestQuota
 from runnel.protocols.native.requests import check_no_tail, id_of, message_of, only_batch
 from runnel.protocols.native.subscriptions import Subscriptions
-from runnel.security.authenticator import AuthenticatedClient, Authenticator
+from runnel.security.authenticator import UNRESTRICTED, AuthenticatedClient, Authenticator
 from runnel.security.rights import Rights
 
 logger = get_logger("runnel.native")
@@ -95,6 +95,7 @@ class Session:
         "_idle",
         "_is_input_paused",
         "_large_answers",
+        "_make_access",
         "_messages_fetched",
         "_output",
         "_request_quota",
@@ -118,11 +119,16 @@ class Session:
         authenticator: Authenticator | None,
         tasks: OwnedTasks | None = None,
         request_quota: RequestQuota | None = None,
+        make_access: MakeAccess | None = None,
     ) -> None:
-        """Without an authenticator the client needs no token, whatever the settings say."""
+        """Without an authenticator the client needs no token, whatever the settings say.
+
+        Without `make_access` the broker has everything: it is alone.
+        """
         self._broker = broker
         self._authenticator = authenticator
         self._access = Access(broker, _NO_RIGHTS)
+        self._make_access = make_access or local_access(broker)
         self._authenticated: AuthenticatedClient | None = None
         self._appending: asyncio.Task[None] | None = None  # the publish that waits for room
         self._settings = settings
@@ -346,12 +352,11 @@ class Session:
             self._refuse(request_id, error)
 
     def _admit(self, hello: wire.Hello) -> None:
-        rights: Rights | None = None
+        client = UNRESTRICTED
         if self._authenticator is not None:
-            self._authenticated = self._authenticator.admit(hello.token)
-            self._authenticated.on_revoked(self._end_revoked)
-            rights = self._authenticated.rights
-        self._access = Access(self._broker, rights, self._output.peer)
+            client = self._authenticated = self._authenticator.admit(hello.token)
+            client.on_revoked(self._end_revoked)
+        self._access = self._make_access(client, self._output.peer, scope_of(hello))
         self._stage = _Stage.OPEN
         self.client = hello.client
         self._broker.metrics.counters.connections_opened += 1

@@ -62,7 +62,7 @@ class GrpcCall:
         self.context: Final = context
         self.peer: Final = peer
         self.id: Final = call_id
-        self.access: Final = Access(server.broker, authenticated.rights, peer)
+        self.access: Final[Access] = server.make_access(authenticated, peer)
         metadata = dict(_text_metadata(context))
         self.client: Final = metadata.get("user-agent", "")[:_CLIENT_CHARACTERS_MAX]
         self.traceparent: Final = metadata.get(TRACEPARENT)

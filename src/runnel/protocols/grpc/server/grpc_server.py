@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Final, Protocol
 
+from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker, ConnectionStats
 from runnel.broker.connections import ReadRows
 from runnel.config import Settings
@@ -37,8 +38,16 @@ class ActiveCall(Protocol):
 class GrpcServer:
     """The state that all calls share. Make it within a running loop; close it before the broker."""
 
-    def __init__(self, broker: Broker, authenticator: Authenticator, settings: Settings) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        authenticator: Authenticator,
+        settings: Settings,
+        make_access: MakeAccess | None = None,
+    ) -> None:
+        """Without `make_access` the broker has everything: it is alone."""
         self.broker = broker
+        self.make_access: MakeAccess = make_access or local_access(broker)
         self.authenticator = authenticator
         self.settings = settings
         self.tasks = OwnedTasks("the gRPC listener")

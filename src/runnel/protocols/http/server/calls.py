@@ -7,7 +7,6 @@ from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
-from runnel.broker.access import Access
 from runnel.broker.monitoring.topic_traffic import Flow
 from runnel.errors import ConnectionLostError, RunnelError
 from runnel.protocols.http.server.connection import HttpConnection
@@ -42,7 +41,7 @@ class HttpCall:
     ) -> None:
         self.server = server
         self.connection = connection
-        self.access = Access(server.broker, admitted.rights, connection.peer)
+        self.access = server.make_access(admitted, connection.peer)
         self.headers = headers
         """By name in lower case; the last of several with the same name."""
         self.why_ended: RunnelError | None = None

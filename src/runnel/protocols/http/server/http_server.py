@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker
 from runnel.broker.connections import ReadRows
 from runnel.config import Settings
@@ -42,8 +43,16 @@ class LongCall(Protocol):
 class HttpServer:
     """The state that all requests share. Made within a running loop; `close` it before the broker."""
 
-    def __init__(self, broker: Broker, authenticator: Authenticator, settings: Settings) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        authenticator: Authenticator,
+        settings: Settings,
+        make_access: MakeAccess | None = None,
+    ) -> None:
+        """Without `make_access` the broker has everything: it is alone."""
         self.broker = broker
+        self.make_access: MakeAccess = make_access or local_access(broker)
         self.authenticator = authenticator
         self.settings = settings
         self.loop = asyncio.get_running_loop()
