@@ -19,6 +19,7 @@ from runnel.broker.broker import (
     Published,
     ShardId,
 )
+from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.broker.connections import Connections
 from runnel.broker.fetcher import FetchRequest
 from runnel.broker.limits.loop_share import LoopShare
@@ -82,6 +83,7 @@ class FakeBroker:
         self.audit = Audit(self.clock, lambda *_: None)
         self.quotas = Quotas(SecuritySettings(), self.clock, self.metrics.counters, self.events)
         self.connections = Connections(LoopShare(), self.clock)
+        self.nodes = ClusterNodes()
         self.connection_ids = itertools.count(1)
         self.published: list[bytes] = []
         self.pending: list[asyncio.Future[Published]] = []
