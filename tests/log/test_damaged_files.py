@@ -9,9 +9,12 @@ import pytest
 
 from runnel.errors import FormatVersionError
 from runnel.formats import block
+from runnel.formats.batch import Batch
+from runnel.formats.message import Message
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import CursorPosition
 from runnel.log.segments.segment import HEADER_BYTES
+from runnel.platform.disk import FileAccess
 from tests.fakes.disk import FakeDisk
 from tests.log.images import (
     Image,
@@ -256,3 +259,37 @@ def test_every_flipped_bit_of_the_format_is_refused_or_harmless() -> None:
             disk = disk_of(image | {path: flipped(image[path], position, bit)})
             refusal = refusal_of(disk)
             assert refusal is None or path in str(refusal)
+
+
+# --- Other batches in the place of the stored ones ---
+
+
+def test_block_of_the_right_entry_with_fewer_runs_is_reported_and_not_served() -> None:
+    """Its checksums are right, and the index in memory describes the block that it has replaced."""
+    two_runs = Batch.from_messages([Message("a", b"a"), Message("b", b"b")])
+    end = block_ends(_segment_of(two_runs))[1]
+    segments = (_segment_of(batch("a", b"." * size)) for size in range(200))
+    with_one_run = next(segment for segment in segments if block_ends(segment)[1] == end)
+
+    async def read_replaced(log: DiskLog) -> list[str]:
+        await log.append(two_runs)
+        path = the_path(image_of(disk), ".segment")
+        disk.open(path, FileAccess.WRITE).write(0, [with_one_run], sync=True)
+        page = await log.read("b", 0, 1)
+        assert not page.found
+        assert [(gap.first_offset, gap.next_offset) for gap in page.gaps] == [(1, 2)]
+        return list(log.statistics().damage)
+
+    disk = disk_of({})
+    [reported] = run(read_replaced, disk)
+    assert "not the one of entry 1 that its index describes" in reported
+
+
+def _segment_of(only: Batch) -> bytes:
+    async def store(log: DiskLog) -> None:
+        await log.append(only)
+
+    disk = disk_of({})
+    run(store, disk)
+    image = image_of(disk)
+    return image[the_path(image, ".segment")]

@@ -57,6 +57,10 @@ _STORAGE: Final[Sequence[tuple[str, Description]]] = (
     ("queued_bytes", _gauge("journal_queued_bytes", "Bytes waiting to be written, by journal.", MetricUnit.BYTES)),
     ("read_only_shards", _gauge("journal_read_only_shards", "Read-only shards, by journal.")),
     ("failed_batches", _counter("journal_batches_failed", "Batches that could not be written, by journal.")),
+    (
+        "unknown_outcomes",
+        _counter("journal_unknown_outcomes", "Times that it was unknown whether batches were stored, by journal."),
+    ),
     ("syncs", _counter("journal_syncs", "Syncs, by journal.")),
     (
         "sync_time_ns",

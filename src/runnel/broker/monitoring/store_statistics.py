@@ -34,6 +34,7 @@ class JournalStatistics(msgspec.Struct, gc=False):
     queued_batches: int = 0
     queued_bytes: int = 0
     failed_batches: int = 0
+    unknown_outcomes: int = 0
     read_only_shards: int = 0
     syncs: int = 0
     sync_time_ns: int = 0
@@ -48,6 +49,7 @@ class JournalStatistics(msgspec.Struct, gc=False):
         self.queued_batches += shard.queued_batches
         self.queued_bytes += shard.queued_bytes
         self.failed_batches += shard.failed_batches
+        self.unknown_outcomes += shard.unknown_outcomes
         self.read_only_shards += shard.is_read_only
         self.syncs += shard.syncs
         self.sync_time_ns += shard.sync_time_ns
@@ -129,6 +131,11 @@ class StoreStatistics:
         metrics.add_counter("syncs", "Syncs of all shards.", of_total("syncs"))
         metrics.add_counter(
             "batches_failed", "Batches that could not be written.", of_total("failed_batches")
+        )
+        metrics.add_counter(
+            "unknown_outcomes",
+            "Times that a shard could not find out whether its batches were stored, and stored them again.",
+            of_total("unknown_outcomes"),
         )
         metrics.add_gauge(
             "topics_kept",

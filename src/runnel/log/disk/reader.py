@@ -18,6 +18,7 @@ import msgspec
 from runnel.errors import MalformedError
 from runnel.formats import block
 from runnel.formats.batch import Batch
+from runnel.formats.envelope import Envelope
 from runnel.log.log import DamageGap, EntryPage, FoundBatch, PartitionPage, PassedRun, Position
 from runnel.log.retention.rules import IsServed, passed_runs, served_runs
 from runnel.log.segments.files import OpenFiles
@@ -283,10 +284,12 @@ class ShardReader:
                     gaps.append(self._gap(segment, place, error))
                     continue
                 head = stored.batch.envelope
-                if head.entry != place.entry or head.topics[place.runs[0]] != key[0]:
+                if not _is_described(head, place, key):
                     if not is_mended:
                         raise StaleIndexError(segment.path)
-                    wrong = MalformedError("block", f"is entry {head.entry}, not {place.entry}")
+                    wrong = MalformedError(
+                        "block", f"is not the one of entry {place.entry} that its index describes"
+                    )
                     gaps.append(self._gap(segment, place, wrong))
                     continue
                 is_all = len(place.runs) == head.run_count
@@ -424,6 +427,15 @@ def found_at(data: memoryview, at: int, runs: Sequence[int] | None) -> FoundBatc
     if not head.is_stored:
         raise MalformedError("envelope base_offsets", "missing in a stored block")
     return FoundBatch(data[at : at + size], Batch(head, body), runs)
+
+
+def _is_described(head: Envelope, place: _BlockRead, key: TopicPartition) -> bool:
+    """Whether a block is the one in which the index has these runs of a partition."""
+    return (
+        head.entry == place.entry
+        and place.runs[-1] < head.run_count
+        and head.topics[place.runs[0]] == key[0]
+    )
 
 
 def _served(
