@@ -11,10 +11,12 @@ from runnel.broker.monitoring.metric_families import (
     JournalRoster,
 )
 from runnel.broker.monitoring.metrics import AtLimit, Family, Metrics
-from runnel.broker.monitoring.store_statistics import JournalStatistics
+from runnel.broker.monitoring.store_statistics import JournalStatistics, StoreStatistics
 from runnel.broker.monitoring.topic_traffic import JOURNAL_TOTALS_MAX, Flow, TopicTraffic
 from runnel.formats.wire import CursorPlace, CursorState
 from runnel.formats.work_heads import MemberState, SubscriptionState, WorkOptions
+from runnel.log.log import LogStatistics, ShardId, ShardStatistics
+from tests.fakes.clock import VirtualClock
 
 MS = 1_000_000
 SECOND_NS = 1_000_000_000
@@ -75,6 +77,37 @@ def test_journals_keep_their_series_and_the_rest_is_summed_up() -> None:
     assert named(found, "journal_stored_bytes")["(other)",] == 2000
     assert named(found, "journal_syncs") == {("b",): 3, ("a",): 3, ("(other)",): 10}
     assert roster.left_out == 2
+
+
+def test_unknown_outcomes_are_counted_by_journal_and_in_total() -> None:
+    def shard(journal: str, unknown_outcomes: int) -> ShardStatistics:
+        return ShardStatistics(
+            shard=ShardId(journal),
+            entries=0,
+            messages=0,
+            bytes=0,
+            stored_bytes=0,
+            segments=0,
+            syncs=0,
+            sync_time_ns=0,
+            sync_time_max_ns=0,
+            queued_batches=0,
+            queued_bytes=0,
+            failed_batches=0,
+            is_read_only=False,
+            unknown_outcomes=unknown_outcomes,
+        )
+
+    class Log:
+        def statistics(self) -> LogStatistics:
+            return LogStatistics(1, [shard("a", 2), shard("a", 3), shard("b", 0)], 0, ())
+
+    metrics = Metrics(topics_max=1, journal_of=str)
+    statistics = StoreStatistics({"disk": Log()}, VirtualClock())
+    statistics.register(metrics)
+    assert metrics.totals()["unknown_outcomes"] == 5
+    found = list(families.storage_families(statistics.read().journals))
+    assert named(found, "journal_unknown_outcomes") == {("a",): 5, ("b",): 0}
 
 
 def test_topics_have_rates_of_the_last_interval_and_no_counters() -> None:

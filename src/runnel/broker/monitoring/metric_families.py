@@ -59,7 +59,10 @@ _STORAGE: Final[Sequence[tuple[str, Description]]] = (
     ("failed_batches", _counter("journal_batches_failed", "Batches that could not be written, by journal.")),
     (
         "unknown_outcomes",
-        _counter("journal_unknown_outcomes", "Times that it was unknown whether batches were stored, by journal."),
+        _counter(
+            "journal_unknown_outcomes",
+            "Attempts to store batches after which it was unknown whether they are stored, by journal.",
+        ),
     ),
     ("syncs", _counter("journal_syncs", "Syncs, by journal.")),
     (

@@ -134,7 +134,7 @@ class StoreStatistics:
         )
         metrics.add_counter(
             "unknown_outcomes",
-            "Times that a shard could not find out whether its batches were stored, and stored them again.",
+            "Attempts to store batches after which it was unknown whether they are stored: the shard repeats them.",
             of_total("unknown_outcomes"),
         )
         metrics.add_gauge(
