@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
@@ -19,7 +21,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.heads import PartitionPlace, Start
 from runnel.formats.message import Message
 from runnel.formats.work_heads import WorkOptions
-from tests.broker.consumer_groups.scenes import Scene, scene
+from tests.broker.consumer_groups.scenes import Scene, Worker, scene
 from tests.broker.scenes import Store
 from tests.log.samples import trim_log
 
@@ -177,12 +179,16 @@ async def test_failing_too_often_makes_a_dead_letter_that_says_what_it_was(at: S
 async def _make_dead_letter(at: Scene) -> None:
     worker = await at.consume("a", options=QUICK)
     await at.publish("a", b"bad")
+    await _fail_twice(at, worker)
+    await at.until_dead(1)
+    worker.consumer.close(is_clean=True)
+
+
+async def _fail_twice(at: Scene, worker: Worker) -> None:
     await at.until(lambda: len(worker.messages) == 1)
     worker.nack(1)
     await at.until(lambda: len(worker.messages) == 2)
     worker.nack(1)
-    await at.until_dead(1)
-    worker.consumer.close(is_clean=True)
 
 
 @scene()
@@ -211,6 +217,25 @@ async def test_a_dead_letter_that_is_sent_back_is_delivered_to_its_subscription_
         )
         == 0
     )
+
+
+@scene(stores=ON_DISK)
+async def test_dead_letter_sent_back_while_a_consumer_joins_is_delivered(at: Scene) -> None:
+    """Also if the consumer's group covers the partition before the note that the message is owed again is stored."""
+    await at.publish("a", b"bad")
+    for turns in range(24):
+        name = f"s{turns}"
+        await _fail_twice(at, await at.consume("a", subscription=name, options=QUICK))
+        await at.settle()
+        await at.restart()  # no group covers the partition now
+        settling = at.broker.consumer_groups.settle_dead(SettleRequest(name, [1], is_redriven=True))
+        sent_back = asyncio.ensure_future(settling)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        worker = await at.consume("a", subscription=name)
+        assert await sent_back == 1
+        await at.settle()
+        assert worker.offsets() == [1], f"joined after {turns} turns"
 
 
 @scene()

@@ -155,6 +155,12 @@ class ShardAckJournal:
         self._notes.append(record)
         self._write_soon()
 
+    def note_at_once(self, record: Record) -> None:
+        """Like `note`, for a partition that its group does not cover: one that covers it next finds the record."""
+        self.note(record)
+        self.table.apply(record)
+        self.version += 1
+
     def wait_stored(self) -> asyncio.Future[None]:
         """A future that is done once every note so far is stored. If it fails, the write is still tried again."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

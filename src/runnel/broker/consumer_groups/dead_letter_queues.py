@@ -204,7 +204,7 @@ class DeadLetterQueues:
                 owed_again = FailedRecord(
                     subscription.definition.id, member, *key, offset, 0, 0, 0, ""
                 )
-                shard.note(owed_again)
+                shard.note_at_once(owed_again)
         await shard.wait_stored()
 
     def _locate(self, subscription: WorkSubscription) -> tuple[TopicPartition, Store | None]:
