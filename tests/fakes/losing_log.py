@@ -7,7 +7,7 @@ object on the same directory, with a copy of the broker's metadata.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -80,7 +80,12 @@ class MetadataCopy:
     async def load(self, follow: Follow) -> Sequence[MetadataRecord]:
         return self._records
 
-    def add(self, *records: MetadataRecord, apply: Apply | None = None) -> asyncio.Future[None]:
+    def add(
+        self,
+        *records: MetadataRecord,
+        apply: Apply | None = None,
+        replaces: Mapping[str, bytes | None] | None = None,
+    ) -> asyncio.Future[None]:
         raise AssertionError(f"the other owner changes metadata: {records}")
 
     def add_made(

@@ -11,11 +11,14 @@ when a process dies. A row says who owned the shard last, under which epoch, and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from runnel.log.log import ShardId
+
+TERMS_KEPT_MAX: Final = 100
+"""Older terms of a shard are forgotten."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -37,6 +40,7 @@ class ShardOwner(msgspec.Struct, frozen=True):
     epoch: int = 0  # of the present or last term
     wanted: str = ""  # the node that should own it; "": any
     moved_ns: int = 0  # when the owner changed last, by the wall clock
+    reason: str = ""  # of the wish, for people
 
 
 class OwnershipTerm(msgspec.Struct, frozen=True):
@@ -83,6 +87,9 @@ class ClusterState(Protocol):
 
     Once a later life of this node has begun, or another node has declared it dead, each change raises FencedError.
     Unavailable: the change was not made, or it is not known, and it may be repeated.
+
+    A process that only watches over nodes, as the parent of several does, never joins: it may declare nodes dead, drain
+    them and wish, and nothing fences it.
     """
 
     @property
@@ -91,7 +98,7 @@ class ClusterState(Protocol):
         ...
 
     async def join(self, address: str) -> Node:
-        """Begin a life of this node under a new incarnation."""
+        """Begin a life of this node under a new incarnation. A former life of it that has not ended is fenced."""
 
     async def leave(self) -> None:
         """End this life in good order: no terms are left."""
@@ -107,22 +114,33 @@ class ClusterState(Protocol):
         """Fence a node that has died in this incarnation: its rows no longer count."""
 
     async def set_draining(self, name: str, *, is_draining: bool) -> None:
-        """Say that a node should give up its shards, or that it may take some again."""
+        """Say that a node should give up its shards, or that it may take some again.
 
-    async def begin_term(self, shard: ShardId, epoch: int, first_entry: int) -> None:
+        ClientFault if no such node lives.
+        """
+
+    async def begin_term(
+        self, shard: ShardId, epoch: int, first_entry: int, *, has_lock: bool = True
+    ) -> None:
         """Record that this node owns the shard from now on. It holds the shard's lock.
 
-        Ends the term before it, if its owner did not, at `first_entry`. A wish for this node is fulfilled.
+        Ends the term before it, if its owner did not, at `first_entry`. A wish for this node is fulfilled. Repeating it
+        does nothing. MovedError if a term of this epoch or a later one is recorded: acquire with a higher epoch.
+
+        Without a lock, as for shards in memory, the row itself decides: MovedError if it names another node that lives.
         """
 
     async def end_term(self, shard: ShardId, epoch: int, next_entry: int) -> None:
-        """Record that this node's term has ended, before it gives up the shard's lock."""
+        """Record that this node's term has ended, before it gives up the shard's lock.
+
+        Nothing is changed if the term is not this node's, or has ended before.
+        """
 
     async def want(self, shard: ShardId, node: str, reason: str) -> None:
-        """Wish that a shard moves to a node; "" takes the wish back. ClientFault if there is no such node."""
+        """Wish that a shard moves to a node; "" takes the wish back. ClientFault if no such node lives."""
 
     async def terms(self, shard: ShardId) -> Sequence[OwnershipTerm]:
-        """The terms of a shard, oldest first."""
+        """The last terms of a shard, oldest first; at most `TERMS_KEPT_MAX` of them."""
 
     async def report_load(self, load: NodeLoad) -> None:
         """Replace this node's measured load."""

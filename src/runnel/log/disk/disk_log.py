@@ -274,6 +274,7 @@ class DiskLog:
         for record in found:
             match record:
                 case TopicMade(name, generation=generation):
+                    self._creation.give_way(record)
                     known = self._topics.recorded(name)
                     if known is None or known.generation < generation:
                         self._state.apply(record)

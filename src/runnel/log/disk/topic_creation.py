@@ -10,7 +10,7 @@ from runnel.errors import ClientFault
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import LogListener, ShardId
 from runnel.log.metadata.metadata_state import journal_records, topic_record
-from runnel.log.metadata.records import JournalMade, MetadataRecord, PartitionAt
+from runnel.log.metadata.records import JournalMade, MetadataRecord, PartitionAt, TopicMade
 from runnel.log.metadata.topic_table import Topic, TopicTable, kept_elsewhere
 from runnel.platform.tasks import OwnedTasks
 
@@ -70,8 +70,7 @@ class TopicCreation:
                 self._recorded_journals.update(journal.name for journal in journals)
                 return
             for topic in topics:
-                self._topics.forget(topic)
-                self._listener.on_topic_deleted(topic.name)
+                self._forget(topic)
 
         recorded.add_done_callback(done)
 
@@ -79,6 +78,24 @@ class TopicCreation:
         self, topics: Sequence[Topic], journals: Sequence[JournalMade]
     ) -> asyncio.Future[None]:
         return self._add_made(lambda: [*journals, *map(topic_record, topics)])
+
+    def give_way(self, record: TopicMade) -> None:
+        """Forget a topic on its way to the metadata if another log has recorded it first, with another policy."""
+        topic = self._topics.recorded(record.name)
+        if topic is None or topic.generation != record.generation:
+            return
+        mine = topic_record(topic)
+        if (mine.keep, mine.partitions, mine.journal) != (
+            record.keep,
+            record.partitions,
+            record.journal,
+        ):
+            self._forget(topic)
+
+    def _forget(self, topic: Topic) -> None:
+        if self._topics.recorded(topic.name) is topic:  # it has not given way before
+            self._topics.forget(topic)
+            self._listener.on_topic_deleted(topic.name)
 
     def follow(self, topic: Topic) -> None:
         """Another log of the directory has recorded this topic, which is in the table now."""

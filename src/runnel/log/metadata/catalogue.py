@@ -7,7 +7,7 @@ said before the write that triggers the snapshot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -52,6 +52,15 @@ class MetadataJournal(RecordJournal[MetadataRecord]):
             bytes_max=bytes_max,
             snapshot=snapshot,
         )
+
+    def add(
+        self,
+        *records: MetadataRecord,
+        apply: Apply | None = None,
+        replaces: Mapping[str, bytes | None] | None = None,  # noqa: ARG002 - nobody else changes any
+    ) -> asyncio.Future[None]:
+        """See `MetadataRecords`."""
+        return self.add_made(lambda: records, apply)
 
     async def take_term(self, producer: str, term: int) -> int:
         """See `MetadataRecords`. Nobody else takes terms, so this one is recorded as it is."""

@@ -7,7 +7,7 @@ with it; metadata belongs to all of them. So they record it in one place, and ea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from runnel.log.metadata.records import MetadataRecord
@@ -19,8 +19,17 @@ Follow = Callable[[Sequence[MetadataRecord]], None]
 class MetadataRecords(Protocol):
     """Records changes of metadata. A change is applied to the tables of its log once it is recorded."""
 
-    def add(self, *records: MetadataRecord, apply: Apply | None = None) -> asyncio.Future[None]:
-        """Add records. The future is done once they are stored and applied."""
+    def add(
+        self,
+        *records: MetadataRecord,
+        apply: Apply | None = None,
+        replaces: Mapping[str, bytes | None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Add records. The future is done once they are stored and applied.
+
+        `replaces` has the definitions that subscriptions must still have, by name; None: there is none. Where several
+        logs change them it fails as Unavailable if another one was faster.
+        """
         ...
 
     def add_made(
@@ -55,7 +64,10 @@ class SharedMetadata(MetadataRecords, Protocol):
 
     Every log sees all records in the same order: those of others by `follow`, its own by their `apply`. Of two topics
     of one name and generation the first one recorded counts. If the second has the same policy, recording it does
-    nothing; otherwise it fails as Unavailable, and `follow` gets the record of the first.
+    nothing; otherwise, or if the first was deleted meanwhile, it fails as Unavailable, after `follow` got the record of
+    the first. So it is with the number of shards of a journal.
+
+    A log that was opened again elsewhere, or whose node was declared dead, gets FencedError for every change.
     """
 
     @property

@@ -5,6 +5,7 @@
     synced                           how far the newest file of each folder has been synced
     synced.<name>                    the same, by one of several logs that serve the directory
     checkpoint/                      all of this as of one moment, while a backup is made
+    cluster.sqlite                   instead of `metadata/`, once several brokers have served it; and owners of shards
     metadata/00000000000000000007    what belongs to no shard; the newest file is the one in use
     journals/<journal>/name          the journal's real name
     journals/<journal>/shards        its number of shards, unless it has one
@@ -34,6 +35,7 @@ FORMAT_FILE: Final = "runnel.json"
 LOCK_FILE: Final = "lock"
 MARKS_FILE: Final = "synced"
 METADATA: Final = "metadata"
+CLUSTER_FILE: Final = "cluster.sqlite"
 CATALOGUE: Final = "catalogue"
 JOURNALS: Final = "journals"
 CHECKPOINT: Final = "checkpoint"
