@@ -37,6 +37,8 @@ class Nobody:
 
     def connection_lost(self, connection: BrokerConnection, error: ConnectionLostError) -> None: ...
 
+    def nodes_changed(self, connection: BrokerConnection, nodes: wire.NodeList) -> None: ...
+
 
 def connected() -> tuple[BrokerConnection, Paper]:
     connection, paper = BrokerConnection("nowhere", LoopTimers(), Nobody()), Paper()

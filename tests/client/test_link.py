@@ -404,7 +404,7 @@ def test_without_a_url_the_broker_is_on_this_machine(
     monkeypatch.delenv("RUNNEL_URL", raising=False)
     if value is not None:
         monkeypatch.setenv("RUNNEL_URL", value)
-    assert connect()._home_address == "127.0.0.1:7470"
+    assert [each.address for each in connect()._home] == ["127.0.0.1:7470"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl as tls
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from importlib import metadata
 from types import TracebackType
 from typing import Any, Final
@@ -13,6 +13,7 @@ from runnel.client.blocking import BlockingBus
 from runnel.client.bus import Bus
 from runnel.client.connection import (
     Dial,
+    Endpoint,
     Identity,
     Link,
     LoopTimers,
@@ -20,7 +21,7 @@ from runnel.client.connection import (
     Timers,
     dial_to,
     parse_host,
-    parse_url,
+    parse_urls,
     token_from_environment,
 )
 from runnel.errors import ClientFault
@@ -35,8 +36,7 @@ class Opening:
 
     def __init__(
         self,
-        name_of_home: str,
-        dial: Dial,
+        home: Sequence[Endpoint],
         dial_elsewhere: Callable[[str], Dial],
         *,
         timers: Timers | None,
@@ -46,8 +46,7 @@ class Opening:
         connect_timeout_s: float,
         advice: str = "",
     ) -> None:
-        self._home_address = name_of_home
-        self._dial = dial
+        self._home = home
         self._dial_elsewhere = dial_elsewhere
         self._timers = timers
         self._identity = Identity(client=_client_text(name), token=token)
@@ -77,20 +76,29 @@ class Opening:
         timers = self._timers or LoopTimers()
 
         def link_to(address: str) -> Link:
-            return self._link(address, self._dial_elsewhere(address), timers)
+            return self._link(Endpoint(address, self._dial_elsewhere(address)), timers)
 
-        home = self._link(self._home_address, self._dial, timers, self._advice)
+        first, *others = self._home
+        home = self._link(first, timers, others, self._advice)
         await home.connect()
-        return Bus(Router(home, link_to, timers), timers, deadline_s=self._deadline_s)
+        router = Router(home, link_to, timers, self._dial_elsewhere)
+        return Bus(router, timers, deadline_s=self._deadline_s)
 
-    def _link(self, address: str, dial: Dial, timers: Timers, advice: str = "") -> Link:
+    def _link(
+        self,
+        endpoint: Endpoint,
+        timers: Timers,
+        others: Sequence[Endpoint] = (),
+        advice: str = "",
+    ) -> Link:
         return Link(
-            address,
-            dial,
+            endpoint.address,
+            endpoint.dial,
             self._identity,
             timers,
             connect_timeout_s=self._connect_timeout_s,
             advice=advice,
+            others=others,
         )
 
 
@@ -108,13 +116,13 @@ def connect(
 
     The broker lists the connection with `name`. `token` authenticates the client; the default is the variable
     RUNNEL_TOKEN. `deadline_s` limits every wait; None: no limit. TLS: runnels://…, with `ssl` or the options in the
-    URL (`parse_url`). The first connection is tried once; a lost connection is restored.
+    URL (`parse_urls`). The first connection is tried once; a lost connection is restored. Several addresses in the URL,
+    runnel://a,b:7471,c, are nodes of one broker: each of them is as good, and replaces one that is lost.
     """
-    address = parse_url(url if url is not None else _usual_url(), ssl)
+    addresses = parse_urls(url if url is not None else _usual_url(), ssl)
     return Opening(
-        str(address),
-        dial_to(address),
-        lambda elsewhere: dial_to(parse_host(elsewhere, address.ssl)),
+        [Endpoint(str(address), dial_to(address)) for address in addresses],
+        lambda elsewhere: dial_to(parse_host(elsewhere, addresses[0].ssl)),
         timers=timers,
         name=name,
         token=token if token is not None else token_from_environment(),
@@ -140,8 +148,7 @@ def open_bus(
         raise ClientFault(f"the broker named {elsewhere}, which cannot be reached from {address}")
 
     return Opening(
-        address,
-        dial,
+        [Endpoint(address, dial)],
         dial_elsewhere or nowhere,
         timers=timers,
         name=name,

@@ -4,10 +4,19 @@ from runnel.client.connection.addresses import (
     dial_to,
     parse_host,
     parse_url,
+    parse_urls,
     token_from_environment,
 )
-from runnel.client.connection.connection import BrokerConnection, OnAnswer
-from runnel.client.connection.link import ConnectionWatch, Dial, Identity, Link, backoff_s
+from runnel.client.connection.connection import BrokerConnection, OnAnswer, PartReceiver
+from runnel.client.connection.link import (
+    ConnectionWatch,
+    Dial,
+    Endpoint,
+    Identity,
+    Link,
+    UnreachableError,
+    backoff_s,
+)
 from runnel.client.connection.pattern_hints import warn_of_habits
 from runnel.client.connection.routing import Router
 from runnel.client.connection.timers import (
@@ -24,18 +33,22 @@ __all__ = [
     "ConnectionWatch",
     "Deadline",
     "Dial",
+    "Endpoint",
     "Handle",
     "Identity",
     "Link",
     "LoopTimers",
     "OnAnswer",
+    "PartReceiver",
     "Router",
     "Timers",
+    "UnreachableError",
     "Usual",
     "backoff_s",
     "dial_to",
     "parse_host",
     "parse_url",
+    "parse_urls",
     "sleep",
     "token_from_environment",
     "warn_of_habits",

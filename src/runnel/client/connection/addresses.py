@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl as tls
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -19,6 +19,7 @@ _PLAIN: Final = "runnel"
 _ENCRYPTED: Final = "runnels"
 _OPTIONS: Final = ("ca", "certificate", "key")
 _TOKEN_VARIABLE: Final = "RUNNEL_TOKEN"
+_ADDRESSES_MAX: Final = 100  # in one URL
 
 
 class BrokerAddress(msgspec.Struct, frozen=True):
@@ -34,33 +35,45 @@ class BrokerAddress(msgspec.Struct, frozen=True):
 
 
 def parse_url(url: str, ssl: tls.SSLContext | None = None) -> BrokerAddress:
-    """Parse runnel://host[:port], or runnels://… for TLS.
+    """Parse a URL as `parse_urls` does; returns the first of its addresses."""
+    return parse_urls(url, ssl)[0]
+
+
+def parse_urls(url: str, ssl: tls.SSLContext | None = None) -> Sequence[BrokerAddress]:
+    """Parse runnel://host[:port], or runnels://… for TLS. Several addresses, with commas, are nodes of one broker.
 
     TLS options: `?ca=FILE` for a private authority; `certificate=FILE` and `key=FILE` for a client certificate. A
     context given as `ssl` takes precedence over them.
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or DEFAULT_PORT
+        nodes = [urlsplit(f"//{node}") for node in parts.netloc.split(",")]
+        places = [(node.hostname, node.port or DEFAULT_PORT) for node in nodes]
     except ValueError as error:
         raise ClientFault(f"{url!r} is not a Runnel URL: {error}") from None
-    if parts.scheme not in (_PLAIN, _ENCRYPTED) or not host or parts.path not in ("", "/"):
+    hosts = [host for host, _ in places if host]
+    is_complete = len(hosts) == len(places) and parts.path in ("", "/")
+    if parts.scheme not in (_PLAIN, _ENCRYPTED) or not is_complete:
         raise ClientFault(
-            f"{url!r} is not a Runnel URL: runnel://host[:port], or runnels://host[:port] for TLS"
+            f"{url!r} is not a Runnel URL: runnel://host[:port], or runnels://host[:port] for TLS; "
+            "several nodes of one broker with commas: runnel://host1,host2"
         )
-    if parts.username is not None or parts.password is not None:
+    if any(node.username is not None or node.password is not None for node in nodes):
         raise ClientFault(
-            f"the URL for {host} has a user or password, and Runnel's have none: runnel://host[:port] "
+            f"the URL for {', '.join(hosts)} has a user or password, and Runnel's have none: runnel://host[:port] "
             "(a program gives its token apart, to `connect`)"
         )
+    if len(places) > _ADDRESSES_MAX:
+        raise ClientFault(f"{len(places)} addresses in a URL; at most {_ADDRESSES_MAX} are tried")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(set(options).difference(_OPTIONS)):
         raise ClientFault(f"{unknown[0]!r} in {url!r} is unknown: {', '.join(_OPTIONS)}")
-    if parts.scheme == _PLAIN:
-        if options or ssl is not None:
-            raise ClientFault(f"{url!r} is without TLS, but has options of it: runnels://…")
-        return BrokerAddress(host, port)
-    return BrokerAddress(host, port, ssl or _context(options))
+    context: tls.SSLContext | None = None
+    if parts.scheme == _ENCRYPTED:
+        context = ssl or _context(options)
+    elif options or ssl is not None:
+        raise ClientFault(f"{url!r} is without TLS, but has options of it: runnels://…")
+    return [BrokerAddress(host or "", port, context) for host, port in dict.fromkeys(places)]
 
 
 def parse_host(address: str, ssl: tls.SSLContext | None) -> BrokerAddress:

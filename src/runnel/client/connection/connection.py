@@ -62,9 +62,17 @@ class Receiver(Protocol):
 
     def delivered(self, head: wire.Deliver, tail: memoryview) -> None: ...
 
-    def missed(self, gap: wire.GapState) -> None: ...
+    def missed(self, notice: wire.GapNotice) -> None: ...
 
     def ended(self, error: RunnelError) -> None: ...
+
+
+class PartReceiver(Receiver, Protocol):
+    """Receives one part of a subscription: also the shards that come to its node, and leave it."""
+
+    def shards_came(self, shards: Sequence[wire.ShardTerm]) -> None: ...
+
+    def shards_left(self, shards: Sequence[wire.ShardTerm]) -> None: ...
 
 
 class WorkReceiver(Protocol):
@@ -80,11 +88,13 @@ class WorkReceiver(Protocol):
 
 
 class BrokerConnectionOwner(Protocol):
-    """Is called when the connection is writable again, and when it is lost."""
+    """Is called when the connection is writable again, when it is lost, and when the broker's nodes change."""
 
     def connection_writable(self) -> None: ...
 
     def connection_lost(self, connection: BrokerConnection, error: ConnectionLostError) -> None: ...
+
+    def nodes_changed(self, connection: BrokerConnection, nodes: wire.NodeList) -> None: ...
 
 
 class _ReceiveBuffers(threading.local):
@@ -309,7 +319,19 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _take_gap(self, head: wire.GapNotice, _tail: memoryview) -> None:
         if receiver := self.receivers.get(head.subscription):
-            receiver.missed(head.gap)
+            receiver.missed(head)
+
+    def _take_came(self, head: wire.ShardsCame, _tail: memoryview) -> None:
+        if part := self.receivers.get(head.subscription):
+            cast("PartReceiver", part).shards_came(head.shards)
+
+    def _take_left(self, head: wire.ShardsLeft, _tail: memoryview) -> None:
+        if part := self.receivers.get(head.subscription):
+            cast("PartReceiver", part).shards_left(head.shards)
+
+    def _take_nodes(self, head: wire.NodeList, tail: memoryview) -> None:
+        self._owner.nodes_changed(self, head)
+        self._take_answer(head, tail)
 
     def _take_end(self, head: wire.Ended, _tail: memoryview) -> None:
         if receiver := self.receivers.pop(head.subscription, None):
@@ -356,6 +378,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
     _TAKEN_BY: ClassVar[dict[type, Callable[[BrokerConnection, Any, memoryview], None]]] = {
         wire.Deliver: _take_delivery,
         wire.GapNotice: _take_gap,
+        wire.ShardsCame: _take_came,
+        wire.ShardsLeft: _take_left,
+        wire.NodeList: _take_nodes,
         wire.Ended: _take_end,
         wire.Closing: _take_closing,
         wire.Error: _take_error,

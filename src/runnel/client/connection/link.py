@@ -7,7 +7,7 @@ import itertools
 import random
 import ssl as tls
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -46,13 +46,25 @@ _FINAL: Final = (HandshakeError, UnauthenticatedError)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's name and token, for its hello."""
+    """The client's name, token and features, for its hello."""
 
     client: str
     token: str | None = None
+    features: Sequence[str] = (wire.PARTS,)
 
     def __repr__(self) -> str:
         return f"<Identity {self.client!r}>"  # never the token
+
+
+class Endpoint(NamedTuple):
+    """An address, and how to connect to it."""
+
+    address: str
+    dial: Dial
+
+
+class UnreachableError(Exception):
+    """The link is not connected. An impatient request raises it if nothing was done, or if it may be repeated."""
 
 
 class LinkListener(Protocol):
@@ -71,7 +83,7 @@ def backoff_s(attempt: int) -> float:
 
 
 class Link:
-    """One address, and the connection to it while there is one."""
+    """One address, and the connection to it while there is one. With several endpoints, it uses one after the other."""
 
     def __init__(
         self,
@@ -82,12 +94,15 @@ class Link:
         *,
         connect_timeout_s: float,
         advice: str = "",
+        others: Sequence[Endpoint] = (),
     ) -> None:
-        self.address: Final = address
+        self.endpoints: list[Endpoint] = [Endpoint(address, dial), *others]
+        """Where a connection is tried, in their order. They may be replaced at any time."""
+        self.address = address  # of the present connection, or the last attempt
+        self.on_nodes: Callable[[wire.NodeList], None] | None = None
         self.connection: BrokerConnection | None = None
         self.welcome: wire.Welcome | None = None
         self.listeners: Final[dict[LinkListener, None]] = {}
-        self._dial = dial
         self._identity = identity
         self._timers = timers
         self._connect_timeout_s = connect_timeout_s
@@ -120,7 +135,9 @@ class Link:
         if self.connection is not None:
             return f"connected to {self.address}"
         tried = f", tried {self._attempts} times" if self._attempts > 1 else ""
-        return f"not connected to {self.address}: {_describe(self._problem)}{tried}"
+        others = len(self.endpoints) - 1
+        beside = f" and {others} more" if others else ""
+        return f"not connected to {self.address}{beside}: {_describe(self._problem)}{tried}"
 
     def next_number(self) -> int:
         """A new request id."""
@@ -130,23 +147,33 @@ class Link:
 
     async def connect(self) -> None:
         """Make the first connection: one attempt, repeated only while the broker is full. Then keep it connected."""
-        try:
-            connection = await self._open_with_patience()
-        except _FINAL:
-            raise
-        except TimeoutExpiredError as error:
-            raise TimeoutExpiredError(self._not_reached(error)) from None
-        except (OSError, RunnelError) as error:
-            raise Unavailable(self._not_reached(error)) from error
-        self._adopt(connection)
+        self._adopt(await self._open_first())
         self.keep_connected()
 
-    async def _open_with_patience(self) -> BrokerConnection:
+    async def _open_first(self) -> BrokerConnection:
+        """A connection to the first endpoint that answers."""
+        problems: list[str] = []
+        errors: list[Exception] = []
+        for endpoint in list(self.endpoints):
+            self.address = endpoint.address
+            try:
+                return await self._open_with_patience(endpoint)
+            except _FINAL:
+                raise
+            except (OSError, RunnelError) as error:
+                problems.append(self._not_reached(error))
+                errors.append(error)
+        text = "; ".join(problems)
+        if isinstance(errors[-1], TimeoutExpiredError):
+            raise TimeoutExpiredError(text) from None
+        raise Unavailable(text) from errors[-1]
+
+    async def _open_with_patience(self, endpoint: Endpoint) -> BrokerConnection:
         deadline = Deadline(self._timers, self._connect_timeout_s)
         attempt = 0
         while True:
             try:
-                return await self._open()
+                return await self._open(endpoint)
             except BusyError:
                 attempt += 1
                 pause_s = backoff_s(attempt)
@@ -176,29 +203,49 @@ class Link:
             if self.connection is not None:
                 await asyncio.wait((self.connection.closed,))
                 continue
-            if self._attempts:
-                await sleep(self._timers, backoff_s(self._attempts))
+            rounds, position = divmod(self._attempts, len(self.endpoints))
+            if rounds and not position:
+                await sleep(self._timers, backoff_s(rounds))
             self._attempts += 1
+            endpoint = self._next_endpoint()
+            self.address = endpoint.address
             try:
-                connection = await self._open()
+                connection = await self._open(endpoint)
             except _FINAL as error:
-                self._fail(error)
+                if isinstance(error, HandshakeError) and len(self.endpoints) > 1:
+                    self._failed(error)  # perhaps another program listens there now
+                else:
+                    self._fail(error)
             except (OSError, RunnelError) as error:
-                self._problem = error
+                self._failed(error)
             else:
                 self._adopt(connection)
 
-    async def _open(self) -> BrokerConnection:
+    def _next_endpoint(self) -> Endpoint:
+        """The endpoint after the last one that was tried, or connected."""
+        addresses = [endpoint.address for endpoint in self.endpoints]
+        last = addresses.index(self.address) if self.address in addresses else -1
+        is_first = self._problem is None  # nothing was tried yet
+        return self.endpoints[max(0, last) if is_first else (last + 1) % len(self.endpoints)]
+
+    def _failed(self, error: Exception) -> None:
+        """An attempt has failed. Impatient requests wait no longer."""
+        self._problem = error
+        self._wake()
+
+    async def _open(self, endpoint: Endpoint) -> BrokerConnection:
         connection = BrokerConnection(self.address, self._timers, self)
         greeted: asyncio.Future[tuple[wire.Welcome, memoryview]]
         greeted = asyncio.get_running_loop().create_future()
         deadline = Deadline(self._timers, self._connect_timeout_s)
-        dialling = asyncio.ensure_future(self._dial(lambda: connection))
+        dialling = asyncio.ensure_future(endpoint.dial(lambda: connection))
         try:
             await deadline.wait(_follower_of(dialling), self._not_answered)
             number = self.next_number()
             identity = self._identity
-            hello = wire.Hello(number, wire.VERSION, (), identity.client, identity.token)
+            hello = wire.Hello(
+                number, wire.VERSION, identity.features, identity.client, identity.token
+            )
             connection.request(number, hello, _settler(greeted, wire.Welcome))
             welcome, _ = await deadline.wait(greeted, self._not_answered)
         except BaseException as error:
@@ -246,6 +293,10 @@ class Link:
         for listener in list(self.listeners):
             listener.link_writable()
 
+    def nodes_changed(self, connection: BrokerConnection, nodes: wire.NodeList) -> None:
+        if self.on_nodes is not None and connection is self.connection:
+            self.on_nodes(nodes)
+
     def connection_lost(self, connection: BrokerConnection, error: ConnectionLostError) -> None:
         self._problem = error
         if connection is self.connection:
@@ -290,14 +341,24 @@ class Link:
     # --- Requests ---
 
     async def wait_connected(
-        self, deadline: Deadline, what: str, refusal: RunnelError | None = None
+        self,
+        deadline: Deadline,
+        what: str,
+        refusal: RunnelError | None = None,
+        *,
+        is_patient: bool = True,
     ) -> BrokerConnection:
-        """Wait for the connection. The error at the deadline names the request that waited, and the reason."""
+        """Wait for the connection. The error at the deadline names the request that waited, and the reason.
+
+        Without patience, UnreachableError once an attempt to connect has failed.
+        """
         while True:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
             if self.connection is not None:
                 return self.connection
+            if not is_patient and self._problem is not None:
+                raise UnreachableError(self.state)
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(waiter)
             try:
@@ -325,16 +386,18 @@ class Link:
         what: str,
         is_repeatable: bool = True,
         tail: Sequence[Buffer] = (),
+        is_patient: bool = True,
     ) -> tuple[_Wanted, memoryview]:
         """Send a request; returns the answer, of the expected kind, and its tail.
 
         Until the deadline, the request waits for the connection, and is repeated if the broker cannot do it now
         (then nothing was done). A repeatable request is also repeated if the connection is lost before its answer.
+        Without patience it is left to the caller to ask another node: UnreachableError.
         """
         attempt = losses = 0
         refusal: RunnelError | None = None
         while True:
-            connection = await self.wait_connected(deadline, what, refusal)
+            connection = await self.wait_connected(deadline, what, refusal, is_patient=is_patient)
             number = self.next_number()
             answered: asyncio.Future[tuple[_Wanted, memoryview]]
             answered = asyncio.get_running_loop().create_future()
@@ -348,6 +411,8 @@ class Link:
             except ConnectionLostError as error:
                 if not is_repeatable:
                     raise _outcome_unknown(what, error) from None
+                if not is_patient:
+                    raise UnreachableError(self.state) from None
                 if losses:  # this request may be what ends connections: slow it down
                     await sleep(self._timers, min(backoff_s(losses), max(0.0, deadline.left_s)))
                 losses += 1

@@ -140,7 +140,7 @@ class ReconnectingReader(ABC):
             self._attach()
 
     def _move(self, error: MovedError) -> None:
-        self._router.learn(error.routes)
+        self._router.learn(error.routes, self._link)
         for route in error.routes:
             assert isinstance(route, wire.Route)  # `learn` has checked it
             self._link.listeners.pop(self, None)

@@ -186,7 +186,8 @@ class Subscription(ReconnectingReader):
         if self._waiting:
             self.wake()
 
-    def missed(self, gap: wire.GapState) -> None:
+    def missed(self, notice: wire.GapNotice) -> None:
+        gap = notice.gap
         self._position.missed(gap)
         if self._gaps_arrived < _GAPS_MAX:
             self._gaps_arrived += 1

@@ -14,7 +14,7 @@ from runnel.client.connection import Deadline, Router, Timers
 from runnel.client.producer.batch_builder import PendingRows, codec_of
 from runnel.client.producer.row_distributor import RowDistributor
 from runnel.client.producer.send_buffer import SendBuffer
-from runnel.client.producer.shard_sender import Flush, PublisherOptions
+from runnel.client.producer.shard_sender import Flush, PublisherOptions, ShardSender
 from runnel.client.results import Receipt
 from runnel.errors import (
     BusyError,
@@ -326,6 +326,10 @@ class Publisher(SendBuffer):
         return kept
 
     # --- What shard senders report (SenderOwner) ---
+
+    def seek_owner(self, sender: ShardSender) -> None:
+        """The link of a sender is lost: find out who owns its shard now."""
+        self._distributor.seek_owner(sender)
 
     def settled(self, rows: PendingRows, error: RunnelError | None) -> None:
         """These messages are acknowledged (no error), or given up."""

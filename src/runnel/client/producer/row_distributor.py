@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
-from runnel.client.connection import Deadline, Link, Router, Timers
+from runnel.client.connection import Deadline, Link, Router, Timers, backoff_s, sleep
 from runnel.client.producer.batch_builder import PendingRows
 from runnel.client.producer.shard_sender import (
     Flush,
@@ -56,6 +57,7 @@ class RowDistributor:
         self._partitioned: Final[dict[str, _PartitionedTopic]] = {}  # by topic: all others
         self._unrouted: Final[deque[PendingRows]] = deque()
         self._routing: asyncio.Task[None] | None = None
+        self._seeking: Final[dict[ShardSender, asyncio.Task[None]]] = {}
 
     @property
     def links(self) -> Iterable[Link]:
@@ -151,12 +153,39 @@ class RowDistributor:
     def close(self, error: RunnelError) -> None:
         """Settle everything that is not acknowledged with this error."""
         self._is_closed = True
-        if self._routing is not None:
-            self._routing.cancel()
+        for task in (self._routing, *self._seeking.values()):
+            if task is not None:
+                task.cancel()
         while self._unrouted:
             self._owner.settled(self._unrouted.popleft(), error)
         for sender in self._senders.values():
             sender.close(error)
+
+    # --- Owners ---
+
+    def seek_owner(self, sender: ShardSender) -> None:
+        """Ask other nodes who owns a sender's shard, until its link is connected."""
+        if sender not in self._seeking and not self._is_closed:
+            task = self._loop.create_task(self._seek_owner(sender), name="runnel owner")
+            self._seeking[sender] = task
+
+    async def _seek_owner(self, sender: ShardSender) -> None:
+        attempt = 0
+        deadline = Deadline(self._timers, self.options.deadline_s)
+        try:
+            while sender.link.connection is None and deadline.left_s > 0:
+                topic = sender.a_topic
+                if topic is None:
+                    return  # nothing waits any more
+                with suppress(RunnelError):  # its messages fail with the deadline of their own
+                    await self._router.resolve([topic], deadline, is_afresh=True)
+                    sender.follow(topic)
+                if sender.link.connection is None:
+                    attempt += 1
+                    await sleep(self._timers, backoff_s(attempt))
+        finally:
+            del self._seeking[sender]
+        sender.pump(Flush.DUE if not self._is_flushing() else Flush.ALL)
 
     # --- Routes ---
 

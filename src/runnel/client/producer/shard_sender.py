@@ -81,6 +81,8 @@ class SenderOwner(Protocol):
 
     batches_in_flight: int
 
+    def seek_owner(self, sender: ShardSender) -> None: ...
+
     def settled(self, rows: PendingRows, error: RunnelError | None) -> None: ...
 
     def batch_answered(self) -> None: ...
@@ -171,6 +173,8 @@ class ShardSender:
         connection = self._link.connection
         if connection is None:
             self._fail_if_over()
+            if self._router.is_several and not self.is_empty:
+                self._owner.seek_owner(self)  # another node may own the shard now
             return
         if not connection.is_writable or (self._is_stopped and not self._may_go_on()):
             return
@@ -234,7 +238,7 @@ class ShardSender:
 
     def link_down(self) -> None:
         """Batches in flight are answered with the loss, in this wake-up. The others wait for the next connection."""
-        if self._link.failure is not None:
+        if self._link.failure is not None or self._router.is_several:
             self._timers.call_later(0, self.pump)
 
     def link_writable(self) -> None:
@@ -278,8 +282,8 @@ class ShardSender:
         self._send(queued, connection)
 
     def _send(self, queued: _QueuedBatch, connection: BrokerConnection) -> None:
-        batch = queued.batch
-        number = self._link.next_number()
+        batch, link = queued.batch, self._link
+        number = link.next_number()
         publish = wire.Publish(number, self._options.level)
         if self._options.level == "none":
             # Done once the transport has it. The next flush reports a refusal that still comes.
@@ -300,7 +304,7 @@ class ShardSender:
         connection.request(
             number,
             publish,
-            lambda answer, _: self._answered(queued, answer),
+            lambda answer, _: self._answered(queued, answer, link),
             batch.block,
             batch.block_bytes,
         )
@@ -311,7 +315,9 @@ class ShardSender:
 
     # --- Answers ---
 
-    def _answered(self, queued: _QueuedBatch, answer: wire.Answer | RunnelError) -> None:
+    def _answered(
+        self, queued: _QueuedBatch, answer: wire.Answer | RunnelError, by: Link
+    ) -> None:
         queued.is_in_flight = False
         self._in_flight -= 1
         self._owner.batches_in_flight -= 1
@@ -323,14 +329,14 @@ class ShardSender:
             queued.batch.succeed(answer)
             self._settle(queued, None)
         elif isinstance(answer, RunnelError):
-            self._refused(queued, answer)
+            self._refused(queued, answer, by)
         else:
             self._settle(queued, MalformedError("answer", f"{answer!r:.200} to a publish"))
         if not self._in_flight and self._is_stopped:
             self.pump()
         self._owner.batch_answered()
 
-    def _refused(self, queued: _QueuedBatch, error: RunnelError) -> None:
+    def _refused(self, queued: _QueuedBatch, error: RunnelError, by: Link) -> None:
         is_named = self._options.name is not None
         if isinstance(error, ConnectionLostError):
             # A named publisher sends it again, and the broker recognizes its number.
@@ -344,7 +350,7 @@ class ShardSender:
             self._owner.sender_broken(error)
         elif isinstance(error, MovedError):
             self._stop()
-            self._move(error)
+            self._move(error, by)
         elif isinstance(error, TimeoutExpiredError) and not is_named:
             self._settle(queued, error)  # it may have been stored
         elif error.retriable:
@@ -368,21 +374,38 @@ class ShardSender:
         self._restart = None
         self.pump()
 
-    def _move(self, error: MovedError) -> None:
+    def _move(self, error: MovedError, by: Link) -> None:
         """The shard has another owner: send there."""
-        self._router.learn(error.routes)
+        self._router.learn(error.routes, by)
+        if by is not self._link:
+            return  # it was sent before the sender moved
         for route in error.routes:
             assert isinstance(route, wire.Route)  # `learn` has checked it
-            for owner in route.owners:
-                if (owner.journal, owner.shard) == (self.key.journal, self.key.shard):
-                    link = self._router.link(owner.address)
-                    if link is self._link:
-                        self._stop(with_pause=True)  # the new owner does not know it yet
+            if self.follow(route.topic):
+                if self._link is by:
+                    self._stop(with_pause=True)  # the new owner does not know it yet
+                return
+        self._stop(with_pause=True)
+
+    def follow(self, topic: str) -> bool:
+        """Send to the owner that the topic's route names from now on. False: it does not name this shard."""
+        route = self._router.routes.get(topic)
+        for owner in () if route is None else route.owners:
+            if (owner.journal, owner.shard) == (self.key.journal, self.key.shard):
+                link = self._router.link(owner.address)
+                if link is not self._link:
                     self._link.listeners.pop(self, None)
                     link.listeners[self] = None
                     self._link = link
-                    return
-        self._stop(with_pause=True)
+                return True
+        return False
+
+    @property
+    def a_topic(self) -> str | None:
+        """A topic of what is waiting, whose route names the shard; None: nothing is waiting."""
+        rows = self._batches[0].batch.rows if self._batches else None
+        rows = rows or (self._rows[0] if self._rows else None)
+        return None if rows is None else next(iter(rows.distinct_topics()), None)
 
     def _settle(self, queued: _QueuedBatch, error: RunnelError | None) -> None:
         queued.is_settled = True
