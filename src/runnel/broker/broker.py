@@ -496,6 +496,9 @@ class Broker:
         self.metrics.counters.topics_removed += 1
         self.events.emit(EventKind.TOPIC_DELETED, name)
 
+    def on_subscription_changed(self, name: str) -> None:
+        self.consumer_groups.on_subscription_changed(name)
+
     def on_shard_acquired(self, shard: OwnedShard) -> None:
         if not self._stores.on_shard_acquired(shard):
             self._live_subscriptions.on_new_shard(shard)

@@ -9,11 +9,13 @@ from typing import Final
 import msgspec
 
 from runnel.errors import ClientFault, MalformedError
+from runnel.formats.heads import Start
 from runnel.formats.work_heads import WorkOptions
 from runnel.topics.names import DEAD_LETTER_PREFIX, NAME_BYTES_MAX, Label, check_label, check_text
 
 _MS: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
+_EARLIEST: Final = Start("earliest")
 
 LEASE_NS_MIN: Final = 100 * _MS
 """Below this a consumer could not renew its leases in time."""
@@ -166,14 +168,43 @@ class Definition(msgspec.Struct, frozen=True, array_like=True):
     owner: str = (
         ""  # the token that made it; empty: made without a token, or before there were quotas
     )
+    starts: dict[str, Start] = {}
+    """Where the subscription ("") or a member begins. Only several nodes record it: see `later_start`."""
+
+    def later_start(self, member: str) -> Start:
+        """Where a partition begins that nobody served, or another node, when the subscription or the member began.
+
+        "The latest message" means the one at that time.
+        """
+        start = self.starts.get(member, _EARLIEST)
+        if start.kind != "latest":
+            return start
+        since = [each.since_ns for each in self.members if each.name == member]
+        return Start("time", time_ns=since[0] if since else self.made_ns)
+
+    def with_member(self, member: MemberRecord) -> Definition:
+        """With this member, unless there is one of its name."""
+        if any(each.name == member.name for each in self.members):
+            return self
+        return msgspec.structs.replace(self, members=(*self.members, member))
+
+    def without_member(self, name: str) -> Definition:
+        left = tuple(each for each in self.members if each.name != name)
+        starts = {each: start for each, start in self.starts.items() if each != name}
+        return msgspec.structs.replace(self, members=left, starts=starts)
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Definition)
+_FIELDS_OF_ONE_NODE: Final = Definition.__struct_fields__[:-1]
 
 
 def encode(definition: Definition) -> bytes:
-    return _encoder.encode(definition)
+    if definition.starts:
+        return _encoder.encode(definition)
+    # As it was before there were several nodes: what a single one records did not change.
+    fields = [getattr(definition, name) for name in _FIELDS_OF_ONE_NODE]
+    return _encoder.encode(fields)
 
 
 def decode(content: bytes) -> Definition:

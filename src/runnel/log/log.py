@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from types import EllipsisType
 from typing import Protocol
 
 from runnel.formats.batch import Batch
@@ -130,6 +131,9 @@ class LogListener(Protocol):
     def on_topic_deleted(self, name: str) -> None:
         """A topic was deleted."""
 
+    def on_subscription_changed(self, name: str) -> None:
+        """Another log that shares the metadata has set or removed this subscription's definition."""
+
     def on_shard_acquired(self, shard: OwnedShard) -> None:
         """`ShardOwnership.acquire` has begun a term of this shard: everything stored of it can be read."""
 
@@ -159,6 +163,9 @@ class NullListener:
         """Do nothing."""
 
     def on_topic_deleted(self, name: str) -> None:
+        """Do nothing."""
+
+    def on_subscription_changed(self, name: str) -> None:
         """Do nothing."""
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
@@ -401,8 +408,16 @@ class MetadataStore(Protocol):
         """The named cursors."""
         ...
 
+    @property
+    def member(self) -> str:
+        """The name of this log among those that share the metadata; "": it has the metadata for itself."""
+        ...
+
     def subscriptions(self) -> dict[str, bytes]:
         """The definitions of durable subscriptions, by name. A copy, made in one step."""
+
+    def subscription(self, name: str) -> bytes | None:
+        """The definition of a durable subscription; None if it does not exist."""
 
     async def ensure_topic(self, name: str) -> LogTopic:
         """Get the topic, or make it."""
@@ -429,8 +444,14 @@ class MetadataStore(Protocol):
     async def remove_cursor(self, name: str) -> None:
         """Remove a named cursor, if it exists."""
 
-    async def set_subscription(self, name: str, content: bytes) -> None:
-        """Store or replace the definition of a durable subscription."""
+    async def set_subscription(
+        self, name: str, content: bytes, *, replaces: bytes | EllipsisType | None = ...
+    ) -> None:
+        """Store or replace the definition of a durable subscription.
+
+        With `replaces`, only if that is the definition now (None: there is none). Otherwise another log has changed it,
+        and this is Unavailable: look again.
+        """
 
     async def remove_subscription(self, name: str) -> None:
         """Remove the definition of a durable subscription, if it exists."""

@@ -124,6 +124,9 @@ class ConsumerGroups:
     def on_topic_purged(self, name: str) -> None:
         self._subscriptions.on_topic_purged(name)
 
+    def on_subscription_changed(self, name: str) -> None:
+        self._subscriptions.on_subscription_changed(name)
+
     def on_shard_acquired(self, shard: OwnedShard) -> None:
         self._subscriptions.on_shard_acquired(shard)
 

@@ -23,9 +23,16 @@ class ServedPartition(NamedTuple):
 
 
 async def start_offsets(
-    subscriber: str, partitions: AsyncIterator[ServedPartition], start: Start
+    subscriber: str,
+    partitions: AsyncIterator[ServedPartition],
+    start: Start,
+    *,
+    is_everything_here: bool = True,
 ) -> dict[TopicPartition, int]:
-    """The first offset that is owed of each partition; with `offsets`, only of the partitions that it names."""
+    """The first offset that is owed of each partition; with `offsets`, only of the partitions that it names.
+
+    Unless everything is here, `offsets` may also name partitions that other nodes serve.
+    """
     if start.kind not in _STARTS:
         raise ClientFault(f"start {start.kind!r} is none of {', '.join(_STARTS)}")
     given = {(place.topic, place.partition): place.offset for place in start.partitions}
@@ -36,10 +43,16 @@ async def start_offsets(
         with suppress(UnknownTopicError):  # deleted meanwhile
             begins[key] = await _begin_of(log, shard, key, start, given)
     unknown = [key for key in given if key not in begins]
-    if unknown:
+    if unknown and is_everything_here:
         topic, partition = unknown[0]
         raise UnknownTopicError(f"{topic}[{partition}] is no partition that {subscriber} covers")
     return begins
+
+
+async def begin_of(log: MessageLog, shard: OwnedShard, key: TopicPartition, start: Start) -> int:
+    """The first offset that is owed of one partition. One that `offsets` leaves out begins with its first message."""
+    given = {(place.topic, place.partition): place.offset for place in start.partitions}
+    return await _begin_of(log, shard, key, start, given)
 
 
 async def _begin_of(

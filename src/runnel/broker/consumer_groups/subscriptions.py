@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -20,8 +20,9 @@ from runnel.broker.consumer_groups.ack_journals import ShardAckJournal, wait_sto
 from runnel.broker.consumer_groups.active_groups import ActiveConsumerGroups
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup, ConsumerGroupParts
+from runnel.broker.consumer_groups.definition_store import DefinitionStore
 from runnel.broker.consumer_groups.sink import WorkSink
-from runnel.broker.consumer_groups.start_offsets import ServedPartition, start_offsets
+from runnel.broker.consumer_groups.start_offsets import ServedPartition, begin_of, start_offsets
 from runnel.broker.limits.quotas import Account
 from runnel.broker.live.subscription import LiveSubscription
 from runnel.broker.monitoring.events import EventKind
@@ -42,7 +43,7 @@ from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.group_rules import definition as definitions
 from runnel.group_rules.definition import Definition, MemberRecord, Mode, SubscriptionOptions
 from runnel.group_rules.records import AtRecord, ForgottenRecord
-from runnel.log.log import LogTopic, MetadataStore, OwnedShard, VisibleBatch
+from runnel.log.log import LogTopic, OwnedShard, VisibleBatch
 from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
@@ -101,19 +102,19 @@ class WorkSubscriptions:
         self._covering: PatternIndex[WorkSubscription] = PatternIndex()
         self._active = ActiveConsumerGroups(parts.run_cache)
         self._change_lock = asyncio.Lock()
-        self._last_id = 0
+        self._definitions = DefinitionStore(lambda: parts.stores.main.metadata)
         self._unnamed = count(1)
         # Since when this broker misses each absent member, by the monotonic clock.
         self._absent_since_ns: dict[tuple[int, str], int] = {}
+        # Members that this node has said to be absent since it had a consumer of theirs. Others may have one.
+        self._said_absent: set[tuple[int, str]] = set()
         self._changes = 0
 
     # --- Start ---
 
     def open(self) -> None:
         """Load the stored definitions and the state journals."""
-        for content in self._stored_definitions.subscriptions().values():
-            definition = definitions.decode(content)
-            self._last_id = max(self._last_id, definition.id)
+        for definition in self._definitions.all():
             self._add(WorkSubscription(definition))
         self._parts.state.open()
 
@@ -137,12 +138,8 @@ class WorkSubscriptions:
                 topics=sorted(topics)[:_TOPICS_LISTED_MAX],
             )
 
-    @property
-    def _stored_definitions(self) -> MetadataStore:
-        """Where the definitions are stored."""
-        return self._parts.stores.main.metadata
-
     def _add(self, subscription: WorkSubscription) -> None:
+        self._definitions.note_id(subscription.definition.id)
         self._by_name[subscription.definition.name] = subscription
         self._covering.add(subscription, subscription.patterns)
         self._owned[subscription.definition.owner] += 1
@@ -177,15 +174,19 @@ class WorkSubscriptions:
     async def make(self, request: SubscriptionRequest, account: Account | None = None) -> None:
         """Make a subscription. An existing one must have the same mode and patterns."""
         async with self._change_lock:
-            known = self._by_name.get(request.name)
-            if known is None:
-                await self._make(request, account)
-            else:
-                await self._check_same(known, request)
+            await self._make_or_check(request, account)
 
-    async def _make(
+    async def _make_or_check(
         self, request: SubscriptionRequest, account: Account | None
     ) -> WorkSubscription:
+        if request.name not in self._by_name and await self._make(request, account):
+            return self.get(request.name)
+        subscription = self.get(request.name)
+        await self._check_same(subscription, request)
+        return self.get(request.name)
+
+    async def _make(self, request: SubscriptionRequest, account: Account | None) -> bool:
+        """Make a subscription. False: another node has made one of this name at the same time."""
         name, patterns = request.name, request.patterns
         definitions.check_name(name)
         self._check_patterns(name, patterns)
@@ -193,9 +194,8 @@ class WorkSubscriptions:
             account.check_subscription(name)
         checked_mode = Mode.checked(request.mode or Mode.SHARED)
         now_ns = self._parts.clock.time_ns()
-        self._last_id = max(now_ns, self._last_id + 1)
         definition = Definition(
-            self._last_id,
+            self._definitions.new_id(now_ns),
             name,
             tuple(patterns),
             checked_mode,
@@ -203,15 +203,24 @@ class WorkSubscriptions:
             made_ns=now_ns,
             owner="" if account is None else account.name,
         )
-        subscription = WorkSubscription(definition)
         if checked_mode is not Mode.MULTICAST:  # members of a multicast begin when they join
-            await self._begin(subscription, "", request.start or Start("earliest"))
-        await self._stored_definitions.set_subscription(name, definitions.encode(definition))
-        self._add(subscription)
+            start = request.start or Start("earliest")
+            definition = self._with_start(definition, "", start)
+            await self._begin(WorkSubscription(definition), "", start)
+        if not await self._definitions.add(definition):
+            self._follow(name)
+            return False
+        self._follow(name)
         self._parts.events.emit(
             EventKind.SUBSCRIPTION_MADE, name, mode=checked_mode, patterns=list(patterns)
         )
-        return subscription
+        return True
+
+    def _with_start(self, definition: Definition, member: str, start: Start) -> Definition:
+        """With other nodes, keep the start: it also says where partitions begin that are not served here now."""
+        if not self._definitions.is_shared:
+            return definition
+        return msgspec.structs.replace(definition, starts={**definition.starts, member: start})
 
     def _check_patterns(self, name: str, patterns: Sequence[str]) -> None:
         if not 1 <= len(patterns) <= PATTERNS_PER_SUBSCRIBER_MAX:
@@ -243,34 +252,88 @@ class WorkSubscriptions:
                 f"subscription {definition.name!r} is over {' '.join(definition.patterns)}, not over "
                 f"{' '.join(patterns)}; delete it first, or choose another name"
             )
-        wanted = definition.options.changed(request.options)
-        if wanted != definition.options:
-            await self._redefine(subscription, msgspec.structs.replace(definition, options=wanted))
-
-    async def _redefine(self, subscription: WorkSubscription, definition: Definition) -> None:
-        await self._stored_definitions.set_subscription(
-            definition.name, definitions.encode(definition)
+        await self._change(
+            subscription,
+            lambda present: msgspec.structs.replace(
+                present, options=present.options.changed(request.options)
+            ),
         )
-        subscription.definition = definition
-        self._changes += 1
-        for consumer_group in subscription.consumer_groups.values():
-            consumer_group.redefine(definition)
+
+    async def _change(
+        self, subscription: WorkSubscription, change: Callable[[Definition], Definition]
+    ) -> None:
+        """Record a change of the definition, and apply it."""
+        definition = subscription.definition
+        await self._definitions.change(definition, change)
+        self._follow(definition.name)
 
     async def delete(self, name: str) -> None:
         """Delete a subscription and its state. Its dead letters stay."""
         async with self._change_lock:
-            subscription = self.get(name)
-            await self._check_all_here(subscription)
-            await self._stored_definitions.remove_subscription(name)
-            del self._by_name[name]
-            self._covering.remove(subscription)
-            self._owned[subscription.definition.owner] -= 1
-            self._changes += 1
-            error = UnknownSubscriptionError(f"subscription {name!r} was deleted")
-            for consumer_group in list(subscription.consumer_groups.values()):
-                self._end(subscription, consumer_group, error)
-            self._forget(subscription, None)
+            await self._check_all_here(self.get(name))
+            await self._definitions.remove(name)
+            self._follow(name)
             self._parts.events.emit(EventKind.SUBSCRIPTION_DELETED, name)
+
+    def on_subscription_changed(self, name: str) -> None:
+        """Another node has made, changed or deleted a subscription."""
+        begun = self._follow(name)
+        if begun:
+            self._parts.tasks.start(self._begin_later(name, begun))
+
+    async def _begin_later(self, name: str, members: Sequence[str]) -> None:
+        """Store where new members begin in the shards that are served here. Another node has made them."""
+        async with self._change_lock:
+            subscription = self._by_name.get(name)
+            if subscription is not None:
+                with suppress(RunnelError):  # what has no stored start begins when it is consumed
+                    await self._begin_missing(subscription, members)
+
+    def _follow(self, name: str) -> Sequence[str]:
+        """Take over what is recorded of a subscription. Returns the members that are new here."""
+        definition = self._definitions.find(name)
+        known = self._by_name.get(name)
+        if known is not None and (definition is None or definition.id != known.definition.id):
+            self._remove(known)
+            known = None
+        if definition is None:
+            return ()
+        if known is None:
+            subscription = WorkSubscription(definition)
+            self._add(subscription)
+            return subscription.members
+        former, known.definition = known.definition, definition
+        if definition == former:
+            return ()
+        self._changes += 1
+        is_there = {(member.name, member.since_ns) for member in definition.members}
+        for member in former.members:
+            if (member.name, member.since_ns) not in is_there:
+                self._drop_member(known, member.name)
+        for consumer_group in known.consumer_groups.values():
+            consumer_group.redefine(definition)
+        was_there = {member.name for member in former.members}
+        return [each.name for each in definition.members if each.name not in was_there]
+
+    def _remove(self, subscription: WorkSubscription) -> None:
+        """The subscription is no longer recorded: its consumers end, its state is forgotten."""
+        definition = subscription.definition
+        del self._by_name[definition.name]
+        self._covering.remove(subscription)
+        self._owned[definition.owner] -= 1
+        self._changes += 1
+        error = UnknownSubscriptionError(f"subscription {definition.name!r} was deleted")
+        for consumer_group in list(subscription.consumer_groups.values()):
+            self._end(subscription, consumer_group, error)
+        self._forget(subscription, None)
+
+    def _drop_member(self, subscription: WorkSubscription, member: str) -> None:
+        consumer_group = subscription.consumer_groups.get(member)
+        if consumer_group is not None:
+            name = subscription.definition.name
+            text = f"member {member!r} of subscription {name!r} was removed"
+            self._end(subscription, consumer_group, UnknownSubscriptionError(text))
+        self._forget(subscription, member)
 
     def _forget(self, subscription: WorkSubscription, member: str | None) -> None:
         for state in self._parts.state.all():
@@ -279,10 +342,9 @@ class WorkSubscriptions:
     async def pause(self, name: str, *, is_paused: bool) -> None:
         """Pause or resume delivery."""
         async with self._change_lock:
-            subscription = self.get(name)
-            await self._redefine(
-                subscription,
-                msgspec.structs.replace(subscription.definition, is_paused=is_paused),
+            await self._change(
+                self.get(name),
+                lambda present: msgspec.structs.replace(present, is_paused=is_paused),
             )
 
     async def move(self, name: str, start: Start, member: str | None) -> None:
@@ -319,14 +381,7 @@ class WorkSubscriptions:
 
     async def _remove_member(self, subscription: WorkSubscription, member: str) -> None:
         await self._check_all_here(subscription)
-        definition = subscription.definition
-        left = tuple(each for each in definition.members if each.name != member)
-        await self._redefine(subscription, msgspec.structs.replace(definition, members=left))
-        consumer_group = subscription.consumer_groups.get(member)
-        if consumer_group is not None:
-            text = f"member {member!r} of subscription {definition.name!r} was removed"
-            self._end(subscription, consumer_group, UnknownSubscriptionError(text))
-        self._forget(subscription, member)
+        await self._change(subscription, lambda present: present.without_member(member))
 
     # --- Start offsets ---
 
@@ -365,13 +420,41 @@ class WorkSubscriptions:
     ) -> dict[TopicPartition, int]:
         return await start_offsets(
             f"subscription {subscription.definition.name!r}",
-            self.partitions(subscription, needs_all=True),
+            self.partitions(subscription, needs_all=not self._definitions.is_shared),
             start,
+            is_everything_here=not self._definitions.is_shared,
         )
 
+    async def _begin_missing(
+        self,
+        subscription: WorkSubscription,
+        members: Sequence[str],
+        shard: OwnedShard | None = None,
+    ) -> None:
+        """Store where members begin in partitions, all that are served here or one shard's, of which nothing is stored.
+
+        Their shards were served elsewhere, or nowhere, when the members joined.
+        """
+        definition = subscription.definition
+        journals: set[ShardAckJournal] = set()
+        async for key, log, owned in self.partitions(subscription):
+            if shard is not None and owned is not shard:
+                continue
+            for member in members:
+                with suppress(UnknownTopicError, MovedError):  # deleted, or gone meanwhile
+                    journal = self._parts.state.of_shard(owned)
+                    if journal.table.get(definition.id, member, key) is None:
+                        floor = await begin_of(log, owned, key, definition.later_start(member))
+                        journal.note(AtRecord(definition.id, member, *key, floor, b"", []))
+                        journals.add(journal)
+        await wait_stored(journals)
+
     async def _check_all_here(self, subscription: WorkSubscription) -> None:
-        """Raise MovedError if a partition that the subscription covers is away: its state could not be changed."""
-        if self._parts.stores.is_any_away:
+        """Raise MovedError if a partition that the subscription covers is away: its state could not be changed.
+
+        With other nodes, each of them changes the state in its own shards, and hears of what is recorded.
+        """
+        if self._parts.stores.is_any_away and not self._definitions.is_shared:
             async for _ in self.partitions(subscription, needs_all=True):
                 pass
 
@@ -413,15 +496,11 @@ class WorkSubscriptions:
             name, request.patterns, request.mode, request.start, request.options
         )
         async with self._change_lock:
-            subscription = self._by_name.get(name)
-            if subscription is not None:
-                await self._check_same(subscription, wanted)
-            elif request.patterns:
-                subscription = await self._make(wanted, account)
-            else:
+            if name not in self._by_name and not request.patterns:
                 raise UnknownSubscriptionError(
                     f"subscription {name!r} does not exist; name its topics to make it"
                 )
+            subscription = await self._make_or_check(wanted, account)
             consumer_group, member = await self._consumer_group_for(subscription, request)
             try:
                 await self._activate(subscription, consumer_group)
@@ -466,9 +545,13 @@ class WorkSubscriptions:
         if request.member not in subscription.members:
             await self._begin(subscription, request.member, start)
             since_ns = self._parts.clock.time_ns()
-            joined = (*definition.members, MemberRecord(request.member, since_ns, 0))
-            definition = msgspec.structs.replace(definition, members=joined)
-            await self._redefine(subscription, definition)
+            joined = MemberRecord(request.member, since_ns, 0)
+            await self._change(
+                subscription,
+                lambda present: self._with_start(
+                    present.with_member(joined), request.member, start
+                ),
+            )
         consumer_group = self._consumer_group(subscription, request.member)
         consumer_group.dismiss(
             MemberReplacedError(
@@ -491,6 +574,8 @@ class WorkSubscriptions:
         """Route batches to a consumer group from now on, then let it cover the existing partitions."""
         if consumer_group in self._active:
             return
+        if self._definitions.is_shared and consumer_group.is_durable:
+            await self._begin_missing(subscription, [consumer_group.member])
         self._active.add(consumer_group, subscription.matches)
         async for key, _, shard in self.partitions(subscription):
             with suppress(UnknownTopicError, MovedError):  # deleted, or gone meanwhile
@@ -587,6 +672,10 @@ class WorkSubscriptions:
                 ]
                 if not groups:
                     continue
+                if self._definitions.is_shared:
+                    durable = [each.member for each in groups if each.is_durable]
+                    with suppress(RunnelError):  # a disk that stores nothing: the acks will say so
+                        await self._begin_missing(subscription, durable, shard)
                 async for key, _, owned in self.partitions(subscription):
                     if owned is shard:
                         for each in groups:
@@ -616,16 +705,20 @@ class WorkSubscriptions:
         definition = subscription.definition
         if self._by_name.get(definition.name) is not subscription:
             return
-        now_ns = self._parts.clock.time_ns()
-        members = [
-            _with_absence(member, subscription.consumer_groups.get(member.name), now_ns)
-            for member in definition.members
-        ]
-        if members != list(definition.members):
-            definition = msgspec.structs.replace(definition, members=tuple(members))
-            await self._redefine(subscription, definition)
+        if self._with_absences(subscription, definition) != definition:
+            await self._change(
+                subscription, lambda present: self._with_absences(subscription, present)
+            )
+            definition = subscription.definition
+        if self._definitions.is_shared:
+            for member in definition.members:
+                mark = (definition.id, member.name)
+                if self._has_consumer(subscription, member.name):
+                    self._said_absent.discard(mark)
+                else:
+                    self._said_absent.add(mark)
         now_ns = self._parts.clock.monotonic_ns()
-        for member in members:
+        for member in definition.members:
             # Only time in which the member could have come counts, not the broker's downtime.
             since_ns = self._absent_since_ns.setdefault((definition.id, member.name), now_ns)
             if not member.absent_since_ns:
@@ -637,6 +730,27 @@ class WorkSubscriptions:
                     EventKind.MEMBER_ABSENT, definition.name, member=member.name
                 )
 
+    def _with_absences(self, subscription: WorkSubscription, definition: Definition) -> Definition:
+        """The definition, with the time since when members have no consumer.
+
+        With other nodes, a member may have its consumers there. So this node says once that it has lost the last one,
+        or has had none since it started; a node that has one says the opposite.
+        """
+        now_ns = self._parts.clock.time_ns()
+        members: list[MemberRecord] = []
+        for member in definition.members:
+            since_ns = member.absent_since_ns
+            if self._has_consumer(subscription, member.name):
+                since_ns = 0
+            elif not since_ns and (definition.id, member.name) not in self._said_absent:
+                since_ns = now_ns
+            members.append(msgspec.structs.replace(member, absent_since_ns=since_ns))
+        return msgspec.structs.replace(definition, members=tuple(members))
+
+    def _has_consumer(self, subscription: WorkSubscription, member: str) -> bool:
+        consumer_group = subscription.consumer_groups.get(member)
+        return consumer_group is not None and consumer_group.consumers > 0
+
     async def close(self) -> None:
         for subscription in self.all():
             for consumer_group in list(subscription.consumer_groups.values()):
@@ -644,13 +758,3 @@ class WorkSubscriptions:
         self._active.clear()
         await self._parts.tasks.finish()
         await self._parts.state.close()
-
-
-def _with_absence(
-    member: MemberRecord, consumer_group: ConsumerGroup | None, now_ns: int
-) -> MemberRecord:
-    """The member, with the time since when it has no consumer; 0 while it has one."""
-    is_present = consumer_group is not None and consumer_group.consumers > 0
-    if is_present == (member.absent_since_ns == 0):
-        return member
-    return msgspec.structs.replace(member, absent_since_ns=0 if is_present else now_ns)

@@ -54,6 +54,8 @@ from runnel.log.metadata.records import (
     Closed,
     MetadataRecord,
     Opened,
+    SubscriptionRemoved,
+    SubscriptionSet,
     TopicDeleted,
     TopicMade,
 )
@@ -120,6 +122,7 @@ class DiskLog:
         self._files = OpenFiles(disk, settings.limits.open_files_max)
         self._tasks = OwnedTasks("the log")
         self._shared = shared
+        self._listener = listener
         member = "" if shared is None else shared.member
         self._marks = SyncedMarks(disk, self._directory, member)
         self._state = MetadataState(policies, self._tables)
@@ -184,6 +187,7 @@ class DiskLog:
             clock,
             self._check_open,
             self._stored_term,
+            member,
         )
         self._checkpoints = Checkpoints(
             self._directory,
@@ -283,6 +287,9 @@ class DiskLog:
                         self._creation.follow(made)
                 case TopicDeleted(name):
                     self._removal.apply_deletion(name)
+                case SubscriptionSet(name) | SubscriptionRemoved(name):
+                    self._state.apply(record)
+                    self._listener.on_subscription_changed(name)
                 case _:
                     self._state.apply(record)
 

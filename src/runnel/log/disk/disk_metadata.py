@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import EllipsisType
 
 from runnel.formats.envelope import Envelope
 from runnel.log.disk.topic_creation import TopicCreation
@@ -28,8 +29,9 @@ class DiskMetadata(LogMetadata):
         clock: Clock,
         check_open: Callable[[], None],
         stored_term: Callable[[str], int],
+        member: str,
     ) -> None:
-        super().__init__(tables, clock, check_open, stored_term)
+        super().__init__(tables, clock, check_open, stored_term, member)
         self._recorded = recorded
         self._creation = creation
         self._removal = removal
@@ -81,10 +83,13 @@ class DiskMetadata(LogMetadata):
 
     # --- Subscriptions ---
 
-    async def set_subscription(self, name: str, content: bytes) -> None:
+    async def set_subscription(
+        self, name: str, content: bytes, *, replaces: bytes | EllipsisType | None = ...
+    ) -> None:
         self._check_open()
         subscriptions = self._tables.subscriptions
         subscriptions.check(name)
+        subscriptions.check_replaced(name, replaces)
         await self._recorded.add(
             records.SubscriptionSet(name, content),
             apply=lambda: subscriptions.put(name, content),

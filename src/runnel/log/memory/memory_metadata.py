@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import EllipsisType
 
 from runnel.errors import UnknownTopicError
 from runnel.formats.envelope import Envelope
@@ -76,9 +77,12 @@ class MemoryMetadata(LogMetadata):
 
     # --- Subscriptions ---
 
-    async def set_subscription(self, name: str, content: bytes) -> None:
+    async def set_subscription(
+        self, name: str, content: bytes, *, replaces: bytes | EllipsisType | None = ...
+    ) -> None:
         self._check_open()
         self._tables.subscriptions.check(name)
+        self._tables.subscriptions.check_replaced(name, replaces)
         self._tables.subscriptions.put(name, content)
 
     async def remove_subscription(self, name: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from runnel.errors import LimitExceededError
+from types import EllipsisType
+
+from runnel.errors import LimitExceededError, Unavailable
 from runnel.topics.names import Label, check_label
 
 
@@ -21,6 +23,14 @@ class DefinitionTable:
                 f"subscription {name!r} would be one more than "
                 f"limits.durable_subscriptions_max = {self._subscriptions_max}"
             )
+
+    def check_replaced(self, name: str, replaces: bytes | EllipsisType | None) -> None:
+        """Unavailable if `replaces` is given and is not the present definition."""
+        if replaces is not ... and self._contents.get(name) != replaces:
+            raise Unavailable(f"subscription {name!r} was changed at the same time; try again")
+
+    def find(self, name: str) -> bytes | None:
+        return self._contents.get(name)
 
     def put(self, name: str, content: bytes) -> None:
         self._contents[name] = content

@@ -70,7 +70,9 @@ class LogMetadata:
         clock: Clock,
         check_open: Callable[[], None],
         stored_term: Callable[[str], int],
+        member: str = "",
     ) -> None:
+        self.member: Final = member
         self.topics: TopicView = TableView(tables.topics)
         self.cursors: CursorView = tables.cursors
         self._tables = tables
@@ -80,6 +82,9 @@ class LogMetadata:
 
     def subscriptions(self) -> dict[str, bytes]:
         return self._tables.subscriptions.all()
+
+    def subscription(self, name: str) -> bytes | None:
+        return self._tables.subscriptions.find(name)
 
     async def take_term(self, producer: str, above: int = -1) -> int:
         """See `MetadataStore`. A term is at least the wall clock's milliseconds."""
