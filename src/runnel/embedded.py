@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from os import PathLike, fspath
 from typing import Any, Final
@@ -16,7 +16,9 @@ from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.client import Opening, open_bus
 from runnel.client.connection import Handle
+from runnel.cluster import ClusterNode
 from runnel.config import IN_MEMORY, Keep, Settings
+from runnel.formats.wire import Route
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import Store
 from runnel.platform.clock import Clock, SystemClock
@@ -40,6 +42,7 @@ class Broker:
         self._authenticator = authenticator
         self._server = server
         self._clock = clock
+        self._servers = [server]
 
     @classmethod
     @asynccontextmanager
@@ -60,26 +63,20 @@ class Broker:
         else:
             settings = msgspec.structs.replace(settings or Settings(), data=fspath(where))
         directory = None if settings.data == MEMORY else settings.data
-        clock = clock or SystemClock()
-        workers = ThreadWorkers(settings.log.writers)
-        try:
-            core = await BrokerCore.open(
-                settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
-            )
-            try:
-                authenticator = Authenticator.open(settings, clock)
-                authenticator.on_token_changed.append(core.audit.token_changed)
-                authenticator.start()
-                server = NativeServer(core, settings, authenticator)
-                try:
-                    yield cls(core, authenticator, server, clock)
-                finally:
-                    await server.close()
-                    await authenticator.close()
-            finally:
-                await core.close()
-        finally:
-            workers.close()
+        async with _opened(settings, directory, clock or SystemClock()) as broker:
+            yield broker
+
+    @classmethod
+    @asynccontextmanager
+    async def open_node(
+        cls, settings: Settings, node: ClusterNode, clock: Clock
+    ) -> AsyncIterator[Broker]:
+        """Open one of several brokers that serve the directory `settings.data` (`runnel.testing.open_cluster`).
+
+        It serves nothing before `node.start`.
+        """
+        async with _opened(settings, settings.data, clock, node) as broker:
+            yield broker
 
     def connect(self, *, name: str | None = None, deadline_s: float | None = 30) -> Opening:
         """Connect a client to this broker, without a socket: `async with broker.connect() as bus`."""
@@ -97,10 +94,22 @@ class Broker:
         native = msgspec.structs.replace(settings.native, listen=address)
         settings = msgspec.structs.replace(settings, native=native)
         listener = await Listener.open(self._core, self._authenticator, settings)
+        self._servers.append(listener.server)
         try:
             yield f"runnel://{listener.address}"
         finally:
+            self._servers.remove(listener.server)
             await listener.close()
+
+    def routes(self, topics: Sequence[str]) -> list[Route]:
+        """Where messages of these topics go, whether the topics exist or not."""
+        return self._core.routes(topics)
+
+    def abort_connections(self) -> None:
+        """Break all connections, as the end of a process does."""
+        for server in self._servers:
+            for connection in list(server.connections):
+                connection.abort()
 
     def statistics(self) -> dict[str, object]:
         """The current content of `!system/metrics/broker`."""
@@ -109,6 +118,39 @@ class Broker:
     async def sync(self) -> None:
         """Wait until all messages published so far are stored."""
         await self._core.sync()
+
+
+@asynccontextmanager
+async def _opened(
+    settings: Settings,
+    directory: str | None,
+    clock: Clock,
+    node: ClusterNode | None = None,
+) -> AsyncIterator[Broker]:
+    workers = ThreadWorkers(settings.log.writers)
+    try:
+        core = await BrokerCore.open(
+            settings,
+            directory=directory,
+            disk=RealDisk(),
+            clock=clock,
+            workers=workers,
+            node=node,
+        )
+        try:
+            authenticator = Authenticator.open(settings, clock)
+            authenticator.on_token_changed.append(core.audit.token_changed)
+            authenticator.start()
+            server = NativeServer(core, settings, authenticator)
+            try:
+                yield Broker(core, authenticator, server, clock)
+            finally:
+                await server.close()
+                await authenticator.close()
+        finally:
+            await core.close()
+    finally:
+        workers.close()
 
 
 class ClockTimers:

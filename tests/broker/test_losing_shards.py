@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.shard_fetcher import ShardFetchRequest
@@ -64,7 +65,10 @@ Lose = Callable[[At], Awaitable[None]]
 
 @losing
 async def test_publishers_are_told_where_the_shard_is(at: At, lose: Lose) -> None:
-    at.broker._stores._locate = lambda shard: f"node of {shard}"
+    known = at.broker._stores._owner_elsewhere
+    at.broker._stores._owner_elsewhere = lambda shard: replace(  # type: ignore[method-assign]
+        known(shard), address=f"node of {shard}"
+    )
     await at.publish("a", b"1")
     await lose(at)
     with pytest.raises(MovedError, match="main/0") as caught:

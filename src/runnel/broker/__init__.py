@@ -7,6 +7,7 @@ message_batcher, validation   single messages become batches; what a batch must 
 fetcher, shard_fetcher        replay by offset and time; whole shards for Spark
 topics, topic_creator, cursors, producer_terms, connections, pages    what can be created and listed
 limits/, metered_sinks        quotas and rates of each token, and fairness among connections
+cluster_nodes, live_shards, node_reports    what a broker knows where there are several
 live/                         subscriptions by pattern, and ephemeral topics
 consumer_groups/              acknowledged work
 monitoring/                   metrics, events, audit trail
@@ -16,6 +17,7 @@ log_maintenance               periodic retention and checks of the logs
 __all__ = [
     "access",
     "broker",
+    "cluster_nodes",
     "connections",
     "consumer_groups",
     "fetcher",

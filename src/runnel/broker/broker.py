@@ -29,6 +29,7 @@ from runnel.broker.live.subscription import (
     SubscribeRequest,
 )
 from runnel.broker.live.subscriptions import LiveSubscriptions
+from runnel.broker.live_shards import LIVE_SHARD
 from runnel.broker.log_maintenance import LogMaintenance, report_recovery
 from runnel.broker.message_batcher import MessageBatcher, Published
 from runnel.broker.monitoring.audit import Audit
@@ -38,13 +39,16 @@ from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.monitoring.monitor import DiskRoom, Monitor, MonitoredParts
 from runnel.broker.monitoring.reporter import Reporter
 from runnel.broker.monitoring.store_statistics import StoreStatistics
+from runnel.broker.node_reports import NodeReports
 from runnel.broker.opening import open_stores
 from runnel.broker.producer_terms import ProducerTerms
 from runnel.broker.shard_fetcher import ShardFetcher, ShardFetchRequest, ShardFetchResult
-from runnel.broker.stores import LIVE_SHARD, Locate, Stores, moved
+from runnel.broker.stores import Stores, moved
 from runnel.broker.topic_creator import TOPICS_PER_STEP, TopicCreator
 from runnel.broker.topics import TopicDirectory, TopicListRequest
 from runnel.broker.validation import check_batch, check_message
+from runnel.cluster import ClusterNode
+from runnel.cluster.state import Node
 from runnel.config import Settings
 from runnel.errors import (
     BusyError,
@@ -58,7 +62,7 @@ from runnel.errors import (
 )
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import Route, ShardState
+from runnel.formats.wire import NodeState, Route, ShardState
 from runnel.log.log import (
     Appended,
     Level,
@@ -156,11 +160,12 @@ class Broker:
         disk: Disk,
         clock: Clock,
         workers: Workers,
-        locate: Locate | None = None,
+        node: ClusterNode | None = None,
     ) -> Broker:
         """Open the logs and start the background tasks. Without a directory everything is in memory.
 
-        `locate` tells where a shard is that is not served here.
+        With a `node` this broker is one of several that serve the directory. It serves nothing before `node.start`,
+        and stops the node when it is closed.
         """
         broker = cls(settings, clock, workers)
         stores = await open_stores(
@@ -171,10 +176,14 @@ class Broker:
             workers=workers,
             listener=broker,
             holds=broker._holds,
-            locate=locate,
+            node=node,
         )
         room = None if directory is None else lambda: DiskRoom.of(disk, directory)
         broker._begin(stores, room)
+        if node is not None:
+            node.attach(stores, NodeReports(node.name, broker.events))
+            node.on_nodes_changed.append(lambda: broker._on_nodes_changed(node))
+            broker._on_nodes_changed(node)
         return broker
 
     def _begin(self, stores: Stores, room: Callable[[], DiskRoom] | None) -> None:
@@ -187,6 +196,7 @@ class Broker:
             on_known=self._index.add_topic,
             on_forgotten=self._index.remove_topic,
             on_made=self._on_ephemeral_topic_made,
+            live_shards=stores.live_shards,
         )
         for log in stores.kept:
             for name in log.metadata.topics.names():
@@ -291,6 +301,16 @@ class Broker:
             ],
         )
 
+    def _on_nodes_changed(self, node: ClusterNode) -> None:
+        known = node.nodes or [Node(node.name, 0, "")]  # before it has joined
+        self.nodes.changed(
+            node.view.version,
+            [
+                NodeState(each.name, each.address, each.incarnation, each.is_draining)
+                for each in known
+            ],
+        )
+
     @property
     def recovered(self) -> Sequence[str]:
         """The problems that opening found, as lines for an operator; empty if there were none."""
@@ -349,6 +369,8 @@ class Broker:
             if not isinstance(error, BusyError):
                 self.metrics.counters.publishes_failed += 1
             if isinstance(error, MovedError):
+                if self._stores.is_coming(*_first_place(batch)):
+                    raise BusyError("the shard is being loaded; wait for room") from None
                 raise self._stores.moved(error, batch.envelope.topics) from None
             raise
         began_ns = self.clock.monotonic_ns()
@@ -434,6 +456,7 @@ class Broker:
         """Wait until the broker can take a batch of this topic-partition; without a partition, of any in the topic."""
         await self.topic_creator.wait(topic)
         log = self._stores.log_for(topic)
+        await self._stores.wait_here([topic], partition)
         if log is None:
             await self._ephemeral_publisher.wait_room(topic)
         else:
@@ -480,6 +503,8 @@ class Broker:
 
     def on_topic_made(self, topic: LogTopic) -> None:
         self._index.add_topic(topic.name)
+        if self._stores.node is not None:
+            self._stores.node.use(topic.shards)
         self.consumer_groups.on_topic_made(topic)
         self.metrics.counters.topics_made += 1
         self.events.emit(
@@ -531,7 +556,12 @@ class Broker:
         """Read stored messages of one partition."""
         self._check_open()
         try:
-            fetched = await self._fetcher.fetch(request)
+            try:
+                fetched = await self._fetcher.fetch(request)
+            except MovedError:
+                if not await self._stores.wait_here([request.topic], request.partition):
+                    raise
+                fetched = await self._fetcher.fetch(request)
         except MovedError as error:
             raise self._stores.moved(error, [request.topic]) from None
         counters, size = self.metrics.counters, sum(len(batch.body) for batch in fetched.batches)
@@ -663,6 +693,8 @@ class Broker:
         """End all subscriptions, store queued batches, close the logs."""
         if not self._is_open:
             return
+        if self._stores.node is not None:
+            await self._stores.node.stop()
         self._batcher.flush()
         self._is_open = False
         self.monitor.close()
@@ -677,6 +709,11 @@ class Broker:
         await self.topic_creator.tasks.finish()
         await self._batcher.tasks.finish()
         await self._stores.close()
+
+
+def _first_place(batch: Batch) -> tuple[str, int]:
+    """The first topic-partition of a batch. All of them lie in one shard."""
+    return batch.envelope.topics[0], batch.envelope.column32(batch.envelope.partitions)[0]
 
 
 def _check_no_wildcard(topics: Sequence[str]) -> None:

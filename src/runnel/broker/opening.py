@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from runnel.broker.stores import Locate, Stores
+import msgspec
+
+from runnel.broker.live_shards import LiveShards
+from runnel.broker.stores import Stores
+from runnel.cluster import JOURNAL_SHARDS, ClusterNode
 from runnel.config import Keep, Settings
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import LogListener, Store, SubscriptionHolds
@@ -22,12 +26,17 @@ async def open_stores(
     workers: Workers,
     listener: LogListener,
     holds: SubscriptionHolds,
-    locate: Locate | None = None,
+    node: ClusterNode | None = None,
 ) -> Stores:
     """Open the stores. Without a directory, topics with `keep = "disk"` are kept in memory too.
 
-    `locate` tells where a shard is that is not served here.
+    With a `node` this broker is one of several that serve the directory: it serves the shards that the node takes.
     """
+    if node is not None and directory is None:
+        raise ValueError("several brokers share a directory")
+    if node is not None and settings.log.journal_shards < JOURNAL_SHARDS:
+        log_settings = msgspec.structs.replace(settings.log, journal_shards=JOURNAL_SHARDS)
+        settings = msgspec.structs.replace(settings, log=log_settings)
     policies = Policies(settings.topics, partitions_max=settings.limits.partitions_max)
 
     def in_memory(keep: Keep) -> Store:
@@ -38,6 +47,7 @@ async def open_stores(
             keep=keep,
             listener=listener,
             holds=holds,
+            terms=node if keep is Keep.MEMORY else None,
         )
 
     main = (
@@ -52,6 +62,9 @@ async def open_stores(
             workers=workers,
             listener=listener,
             holds=holds,
+            shared=None if node is None else node.metadata,
+            terms=node,
         )
     )
-    return Stores(policies, main, in_memory(Keep.MEMORY), locate)
+    live_shards = None if node is None else LiveShards(clock, node, JOURNAL_SHARDS)
+    return Stores(policies, main, in_memory(Keep.MEMORY), live_shards, node)

@@ -1,13 +1,15 @@
-"""Finds where a topic is kept: in the store of its `keep`, or nowhere; and the shard that it lies in."""
+"""Finds where a topic is kept: in the store of its `keep`, or nowhere; the shard that it lies in, and who serves it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final, Protocol
 
+from runnel.broker.live_shards import LIVE_SHARD, LiveShards
+from runnel.cluster import ClusterNode
 from runnel.config import Keep
 from runnel.errors import (
     ClientFault,
@@ -19,14 +21,8 @@ from runnel.errors import (
 )
 from runnel.formats.wire import Owner, Route
 from runnel.log.log import OwnedShard, ShardId, Store
-from runnel.topics.names import LIVE_JOURNAL, TopicPartition, check_topic
+from runnel.topics.names import LIVE_JOURNAL, TopicPartition, check_topic, is_reserved
 from runnel.topics.policies import Difference, Policies
-
-# The shard in routes of ephemeral topics, which have no journal.
-LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
-
-# Tells the address of the node that serves a shard now; "": not known.
-Locate = Callable[[ShardId], str]
 
 # The most names in one request for routes: they are looked up on the loop, one after the other.
 ROUTES_MAX: Final = 10_000
@@ -57,8 +53,14 @@ class Stores:
     """
 
     def __init__(
-        self, policies: Policies, main: Store, memory: Store, locate: Locate | None = None
+        self,
+        policies: Policies,
+        main: Store,
+        memory: Store,
+        live_shards: LiveShards | None = None,
+        node: ClusterNode | None = None,
     ) -> None:
+        """With a `node` this broker is one of several, and serves the shards that the node takes."""
         self.policies = policies
         self.main: Final = main
         self.kept: Final = (main, memory)
@@ -69,7 +71,8 @@ class Stores:
         self.ephemeral: EphemeralNames  # the broker sets it before anything is published
         self.term_changes = 0
         """Rises whenever a shard goes or comes. What was read before an await may be of a lost term if it has risen."""
-        self._locate = locate
+        self.node: Final = node
+        self.live_shards: Final = live_shards
         self._away: set[ShardId] = set()
         self._memory = memory
         self._main_topics = main.metadata.topics
@@ -123,7 +126,7 @@ class Stores:
         policy = self.policies.for_topic(topic)
         log = self.log_for(topic)
         if log is None:
-            return [LIVE_SHARD] * policy.partitions
+            return self._live_shards_of(topic, policy.partitions)
         return log.metadata.topics.shards_for(topic, policy)
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
@@ -138,23 +141,42 @@ class Stores:
         shards = self.shards_of(topic)
         log = self.log_for(topic)
         if log is None:
-            owner = Owner(LIVE_SHARD.journal, LIVE_SHARD.shard, self.ephemeral.epoch)
             is_known = self.ephemeral.find(topic) is not None
-            return Route(topic, Keep.NONE, [owner] * len(shards), is_known)
+            owners = [self._live_owner(topic, shard) for shard in shards]
+            return Route(topic, Keep.NONE, owners, is_known)
         topics = log.metadata.topics
         known = topics.has(topic)
         policy = topics.policy(topic) if known else self.policies.for_topic(topic)
-        owners = {shard: self._owner(log, shard) for shard in dict.fromkeys(shards)}
-        return Route(topic, policy.keep, [owners[shard] for shard in shards], known)
+        by_shard = {shard: self._owner(log, shard) for shard in dict.fromkeys(shards)}
+        return Route(topic, policy.keep, [by_shard[shard] for shard in shards], known)
+
+    def _live_shards_of(self, topic: str, partitions: int) -> Sequence[ShardId]:
+        live = self.live_shards
+        if live is None or is_reserved(topic):  # each node publishes its own reports itself
+            return [LIVE_SHARD] * partitions
+        return [live.shard_of(topic, partition) for partition in range(partitions)]
+
+    def _live_owner(self, topic: str, shard: ShardId) -> Owner:
+        live = self.live_shards
+        if live is None or is_reserved(topic) or live.has(shard):
+            return Owner(shard.journal, shard.shard, self.ephemeral.epoch, self._own_address)
+        return self._owner_elsewhere(shard)
 
     def _owner(self, log: Store, shard: ShardId) -> Owner:
         try:
-            return Owner(shard.journal, shard.shard, log.shard(shard).epoch)
-        except UnknownTopicError:
+            return Owner(shard.journal, shard.shard, log.shard(shard).epoch, self._own_address)
+        except (UnknownTopicError, MovedError):
+            return self._owner_elsewhere(shard)
+
+    @property
+    def _own_address(self) -> str:
+        return "" if self.node is None else self.node.address
+
+    def _owner_elsewhere(self, shard: ShardId) -> Owner:
+        if self.node is None:
             return Owner(shard.journal, shard.shard, 0)
-        except MovedError:
-            address = "" if self._locate is None else self._locate(shard)
-            return Owner(shard.journal, shard.shard, 0, address)
+        place = self.node.locate(shard)
+        return Owner(shard.journal, shard.shard, place.epoch, place.address)
 
     def moved(self, error: MovedError, topics: Iterable[str]) -> MovedError:
         """The error of a log as clients get it: with the routes of the first of these topics that are away."""
@@ -163,7 +185,7 @@ class Stores:
         routes: list[Route] = []
         owners = 0
         for topic in islice(dict.fromkeys(topics), MOVED_ROUTES_MAX):
-            if owners < MOVED_OWNERS_MAX and self.has_away(topic):
+            if owners < MOVED_OWNERS_MAX and (self.has_away(topic) or self._has_live_away(topic)):
                 routes.append(self._route(topic))
                 owners += len(routes[-1].owners)
         return MovedError(str(error), routes)
@@ -172,6 +194,62 @@ class Stores:
         """A term for a named publisher, higher than all that any store knows. `main` records it."""
         known = await self._memory.metadata.take_term(producer)
         return await self.main.metadata.take_term(producer, known)
+
+    # --- Several brokers ---
+
+    async def acquire(self, shard: ShardId, above: int) -> OwnedShard | None:
+        """See `ShardHost`, as for the next three."""
+        return await self._owner_of(shard).acquire(shard, above)
+
+    async def release(self, shard: ShardId) -> None:
+        await self._owner_of(shard).release(shard)
+
+    async def drop(self, shard: ShardId) -> None:
+        await self._owner_of(shard).drop(shard)
+
+    def used_shards(self) -> Iterable[ShardId]:
+        found: dict[ShardId, None] = {}
+        for log in self.kept:
+            for name in log.metadata.topics.names():
+                found.update(dict.fromkeys(log.metadata.topics.get(name).shards))
+        return found
+
+    def _owner_of(self, shard: ShardId) -> Store | LiveShards:
+        if shard.journal == LIVE_JOURNAL and self.live_shards is not None:
+            return self.live_shards
+        is_memory = self.policies.keep_of_journal(shard.journal) is Keep.MEMORY
+        return self._memory if is_memory else self.main
+
+    def is_coming(self, topic: str, partition: int | None = None) -> bool:
+        """Whether this node will serve the topic's partition, or one of its partitions, in a moment."""
+        node = self.node
+        if node is None:
+            return False
+        return any(node.is_coming(shard) for shard in self._shards_at(topic, partition))
+
+    async def wait_here(self, topics: Iterable[str], partition: int | None = None) -> bool:
+        """Wait for those shards of these topics that this node will serve in a moment. Returns whether there were any.
+
+        Without a partition, all partitions of each. Unavailable if one takes too long.
+        """
+        node, has_waited = self.node, False
+        if node is not None:
+            for topic in topics:
+                for shard in self._shards_at(topic, partition):
+                    if node.is_coming(shard):
+                        has_waited = True
+                        with suppress(MovedError):  # it goes to another node after all
+                            await node.wait_here(shard)
+        return has_waited
+
+    def _shards_at(self, topic: str, partition: int | None) -> Iterable[ShardId]:
+        try:
+            shards = self.shards_of(topic)
+        except InvalidNameError:
+            return ()
+        if partition is None:
+            return dict.fromkeys(shards)
+        return shards[min(partition, len(shards) - 1) :][:1]
 
     # --- Shards that go and come ---
 
@@ -196,6 +274,15 @@ class Stores:
             if log is not None:
                 shards = set(self.shards_of(topic))
                 return any(_is_away(log, each) for each in shards if shard is None or each == shard)
+        return False
+
+    def _has_live_away(self, topic: str) -> bool:
+        """Whether the topic is ephemeral, and another node serves a partition of it."""
+        live = self.live_shards
+        if live is None or is_reserved(topic):
+            return False
+        with suppress(InvalidNameError):
+            return self.log_for(topic) is None and not all(map(live.has, self.shards_of(topic)))
         return False
 
     def lies_in(self, topic: str, shard: ShardId) -> bool:

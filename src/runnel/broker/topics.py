@@ -12,8 +12,9 @@ from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.subscription import LiveSubscription
 from runnel.broker.live.subscriptions import LiveSubscriptions
+from runnel.broker.live_shards import LIVE_SHARD
 from runnel.broker.pages import PAGE_MAX
-from runnel.broker.stores import LIVE_SHARD, Stores
+from runnel.broker.stores import Stores
 from runnel.config import Retain, format_duration, format_size
 from runnel.errors import MovedError, UnknownTopicError
 from runnel.formats.wire import Owner, PartitionState, TopicState

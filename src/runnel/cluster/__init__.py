@@ -1,3 +1,20 @@
-"""Which node serves which shard, where several nodes share one set of topics. Read `state.py` first."""
+"""Which node serves which shard, where several nodes share one set of topics. Read `node.py` first.
 
-__all__ = ["state"]
+state      what the nodes know together: nodes, owners, terms     memory     the same within one process, for tests
+ownership  which shards a node takes and gives up (pure)          planning   which shards should move (pure)
+node       one broker among them: does what the two decide
+"""
+
+from runnel.cluster import memory, planning, state
+from runnel.cluster.node import JOURNAL_SHARDS, ClusterNode, NodeObserver, Place, ShardHost
+
+__all__ = [
+    "JOURNAL_SHARDS",
+    "ClusterNode",
+    "NodeObserver",
+    "Place",
+    "ShardHost",
+    "memory",
+    "planning",
+    "state",
+]

@@ -91,6 +91,7 @@ __all__ = [
     "StateStore",
     "Store",
     "SubscriptionHolds",
+    "TermRecords",
     "TopicView",
     "Trimmed",
     "Turn",
@@ -536,7 +537,20 @@ class ShardOwnership(OwnershipCheck, Protocol):
         """
 
 
-class Store(MessageLog, LogUpkeep, OwnershipCheck, Protocol):
+class TermRecords(Protocol):
+    """Where the terms of shards are recorded, if several logs serve them in turn."""
+
+    async def begin(self, shard: ShardId, epoch: int, next_entry: int, *, has_lock: bool) -> None:
+        """Record a term before it serves anything. If this fails, it does not begin. MovedError: another log has it.
+
+        `has_lock`: the store holds a lock on the shard. Without one, as in memory, the record decides who has it.
+        """
+
+    async def end(self, shard: ShardId, epoch: int, next_entry: int) -> None:
+        """Record that a term has ended as planned, while no other can begin. It ends, whether this succeeds or not."""
+
+
+class Store(MessageLog, LogUpkeep, ShardOwnership, Protocol):
     """A log with its metadata: all that the broker has of each place where topics are kept."""
 
     @property

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runnel.testing.brokers import BrokerThread, open_broker
     from runnel.testing.clock import VirtualClock
+    from runnel.testing.cluster import open_cluster
 
 # Imported when they are first asked for: every pytest run comes by here, on its way to the plugin.
 _PLACES = {
     "BrokerThread": "runnel.testing.brokers",
     "VirtualClock": "runnel.testing.clock",
+    "open_cluster": "runnel.testing.cluster",
     "open_broker": "runnel.testing.brokers",
 }
 
-__all__ = ["BrokerThread", "VirtualClock", "open_broker"]
+__all__ = ["BrokerThread", "VirtualClock", "open_broker", "open_cluster"]
 
 
 def __getattr__(name: str) -> object:

@@ -200,6 +200,11 @@ class Policies:
         rule = next((r for r in self._users_of(journal) if r.policy.keep is keep), None)
         return JournalPolicy(keep=keep) if rule is None else rule.policy.of_journal
 
+    def keep_of_journal(self, journal: str) -> Keep:
+        """Where the topics of a journal are kept. A journal that no rule names any more lies on disk."""
+        rule = next(self._users_of(journal), None)
+        return Keep.DISK if rule is None else rule.policy.keep
+
     def topic_of_journal(self, journal: str) -> str | None:
         """The only topic that can use this journal, whether it exists or not. None: topics share the journal."""
         users = list(self._users_of(journal))

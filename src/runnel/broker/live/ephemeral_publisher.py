@@ -180,6 +180,7 @@ class EphemeralPublisher:
             topics = self._topics.resolve(head)
         else:  # a topic that was forgotten meanwhile may be known again
             topics = [self._topics.known(topic.name) or topic for topic in prepared.topics]
+        self._topics.check_here(head, topics)
         readers = self._subscriptions.ephemeral_readers(topics)
         self._count_in(batch, head.message_count)
         now_ns = self._clock.time_ns()
@@ -203,6 +204,8 @@ class EphemeralPublisher:
         head = batch.envelope
         reached = _NONE if level is _NONE else _RECEIVED
         topic = self._topics.resolve_run(head)
+        if topic.shards:
+            self._topics.check_here(head, (topic,))
         readers = self._subscriptions.readers_of_ephemeral(topic)
         count = head.message_count
         self._count_in(batch, count)

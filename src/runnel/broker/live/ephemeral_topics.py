@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from runnel.broker.live.subscription import LiveSubscription
+from runnel.broker.live_shards import LiveShards, live_shard_is_elsewhere
 from runnel.config import Keep
 from runnel.errors import ClientFault, LimitExceededError, UnknownTopicError
 from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Envelope, run_prefix
 from runnel.formats.single_messages import messages_of
-from runnel.log.log import VisibleBatch
+from runnel.log.log import ShardId, VisibleBatch
 from runnel.topics.names import check_topic, is_reserved
 from runnel.topics.policies import Policies, Policy
 
@@ -42,9 +43,12 @@ class EphemeralTopic:
         "policy",
         "readers",
         "readers_change",
+        "shards",
     )
 
-    def __init__(self, name: str, policy: Policy, epoch: int) -> None:
+    def __init__(
+        self, name: str, policy: Policy, epoch: int, shards: Sequence[ShardId] = ()
+    ) -> None:
         self.name = name
         self.policy = policy
         self.keeps_last = policy.last_value
@@ -55,6 +59,7 @@ class EphemeralTopic:
         self.epoch = epoch
         self.next_offsets = [1] * policy.partitions
         self.last: list[Batch | None] = [None] * policy.partitions
+        self.shards = shards  # by partition; empty if it belongs to no shard that nodes own
 
     def last_message(self, partition: int) -> Batch | None:
         """The partition's last message, as a batch of one."""
@@ -77,6 +82,7 @@ class EphemeralTopics:
         on_known: Callable[[str], None],
         on_forgotten: Callable[[str], None],
         on_made: Callable[[EphemeralTopic], None],
+        live_shards: LiveShards | None = None,
     ) -> None:
         self._policies = policies
         self._topics_max = topics_max
@@ -88,6 +94,10 @@ class EphemeralTopics:
         self._next_entry = 1
         self._is_one_epoch = True  # no topic has vanished yet, so all have the same epoch
         self.epoch = epoch  # of topics that are created from now on
+        self._live_shards = live_shards
+        if live_shards is not None:
+            live_shards.on_begun = self._on_shard_begun
+            live_shards.on_ended = self._on_shard_ended
 
     def __len__(self) -> int:
         return len(self._known) - len(self._unread)
@@ -157,10 +167,42 @@ class EphemeralTopics:
                 f"run {run}: topic {name!r} is kept ({policy.keep}), the runs before it are not; a "
                 "batch goes to one shard"
             )
-        topic = self._known[name] = EphemeralTopic(name, policy, self.epoch)
+        topic = self._known[name] = EphemeralTopic(
+            name, policy, self.epoch, self._shards_of(name, policy.partitions)
+        )
         self._on_known(name)
         self._mark_unread(topic)
         return topic
+
+    # --- Shards that nodes own ---
+
+    def _shards_of(self, name: str, partitions: int) -> Sequence[ShardId]:
+        live = self._live_shards
+        if live is None or is_reserved(name):  # each node publishes its own reports itself
+            return ()
+        return tuple(live.shard_of(name, partition) for partition in range(partitions))
+
+    def check_here(self, envelope: Envelope, topics: Sequence[EphemeralTopic]) -> None:
+        """Raise MovedError if another node owns the shard of a run. The topics are those of the runs."""
+        live = self._live_shards
+        if live is None:
+            return
+        for topic, number in zip(topics, envelope.column32(envelope.partitions), strict=True):
+            if topic.shards and not live.has(topic.shards[number]):
+                raise live_shard_is_elsewhere(topic.shards[number])
+
+    def _on_shard_begun(self, shard: ShardId, epoch: int) -> None:
+        self.epoch = max(self.epoch, epoch)
+        self._vanish_all_in(
+            shard
+        )  # topics with other partitions here: the new ones need the new epoch
+
+    def _on_shard_ended(self, shard: ShardId) -> None:
+        self._vanish_all_in(shard)
+
+    def _vanish_all_in(self, shard: ShardId) -> None:
+        for topic in [topic for topic in self if shard in topic.shards]:
+            self.vanish(topic)
 
     def follow_rules(self) -> Iterator[None]:
         """Apply the rules on last values that hold now, in steps. A topic stays ephemeral as long as it exists."""

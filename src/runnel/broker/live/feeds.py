@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from runnel.broker.live.ephemeral_topics import EphemeralTopics
 from runnel.broker.live.subscription import LiveDelivery, LiveSubscription
-from runnel.broker.stores import LIVE_SHARD
+from runnel.broker.live_shards import LIVE_SHARD
 from runnel.errors import OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec

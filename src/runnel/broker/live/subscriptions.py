@@ -12,9 +12,10 @@ from runnel.broker.live import fanout, start_positions
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
 from runnel.broker.live.subscription import Feed, LiveSubscription, Overflow, SubscribeRequest
+from runnel.broker.live_shards import LIVE_SHARD
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
-from runnel.broker.stores import LIVE_SHARD, Stores, owned_shard
+from runnel.broker.stores import Stores, owned_shard
 from runnel.config import BrokerSettings
 from runnel.errors import (
     ClientFault,

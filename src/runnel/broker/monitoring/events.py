@@ -56,6 +56,10 @@ class EventKind(enum.StrEnum):
     WORK_LOST = "work_lost"
     WORK_UNREADABLE = "work_unreadable"
     QUOTA_REACHED = "quota_reached"  # the token
+    SHARD_TAKEN = "shard_taken"  # the shard, as for the next two
+    SHARD_NOT_TAKEN = "shard_not_taken"
+    SHARD_GIVEN_UP = "shard_given_up"
+    NODE_FENCED = "node_fenced"  # the node
 
 
 _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
@@ -98,6 +102,16 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     ),
     EventKind.WORK_UNREADABLE: (logging.WARNING, "messages cannot be read; the broker tries again"),
     EventKind.QUOTA_REACHED: (logging.WARNING, "a token has reached a quota"),
+    EventKind.SHARD_TAKEN: (logging.INFO, "this node serves a shard now"),
+    EventKind.SHARD_NOT_TAKEN: (
+        logging.WARNING,
+        "a shard that this node should serve could not be taken; it tries again",
+    ),
+    EventKind.SHARD_GIVEN_UP: (logging.INFO, "this node has given up a shard"),
+    EventKind.NODE_FENCED: (
+        logging.ERROR,
+        "this node was declared dead by another, and serves nothing any more",
+    ),
 }
 
 

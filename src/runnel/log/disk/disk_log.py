@@ -42,6 +42,7 @@ from runnel.log.log import (
     Recovered,
     ShardId,
     SubscriptionHolds,
+    TermRecords,
     Trimmed,
     Turn,
 )
@@ -105,6 +106,7 @@ class DiskLog:
         holds: SubscriptionHolds | None,
         make_group_store: MakeGroupStore | None = None,
         shared: SharedMetadata | None = None,
+        terms: TermRecords | None = None,
     ) -> None:
         self._tables = LogTables(
             settings.limits,
@@ -171,6 +173,7 @@ class DiskLog:
             workers,
             self._tasks,
             is_exclusive=shared is None,
+            terms=terms,
             on_new_shard=lambda shard: self._checkpoints.on_new_shard(shard),
         )
         self._creation = TopicCreation(
@@ -223,6 +226,7 @@ class DiskLog:
         holds: SubscriptionHolds | None = None,
         make_group_store: MakeGroupStore | None = None,
         shared: SharedMetadata | None = None,
+        terms: TermRecords | None = None,
     ) -> DiskLog:
         """Lock the directory, and recover what a crash left.
 
@@ -230,7 +234,7 @@ class DiskLog:
 
         With `shared` metadata this is one of several logs that serve the directory. It locks nothing at first: whoever
         starts these logs holds the directory's lock. It serves the shards that it acquires, each under the lock of the
-        shard's folder.
+        shard's folder. `terms` records when.
 
         LockedError if another process holds it, FormatVersionError if a newer Runnel wrote it, SettingsError
         if it cannot be a data directory.
@@ -246,6 +250,7 @@ class DiskLog:
             holds,
             make_group_store,
             shared,
+            terms,
         )
         opening = asyncio.get_running_loop().create_task(log._open())
         try:

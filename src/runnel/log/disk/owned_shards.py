@@ -9,7 +9,7 @@ from typing import Any, Final
 from runnel.errors import LockedError, RunnelError, UnknownTopicError
 from runnel.log.disk.shard import DiskShard
 from runnel.log.disk.shard_factory import ShardFactory
-from runnel.log.log import ShardId
+from runnel.log.log import ShardId, TermRecords
 from runnel.log.metadata.state_journal import StateJournals
 from runnel.log.metadata.topic_table import TopicTable
 from runnel.log.segments import paths
@@ -41,6 +41,7 @@ class OwnedShards:
         tasks: OwnedTasks,
         *,
         is_exclusive: bool,
+        terms: TermRecords | None,
         on_new_shard: Callable[[DiskShard], None],
     ) -> None:
         self._factory = factory
@@ -51,6 +52,7 @@ class OwnedShards:
         self._workers = workers
         self._tasks = tasks
         self._is_exclusive = is_exclusive
+        self._terms = terms
         self._on_new_shard = on_new_shard
         self.shards: Final[dict[ShardId, DiskShard]] = {}
         self._views: dict[ShardId, ShardView] = {}
@@ -165,6 +167,9 @@ class OwnedShards:
         try:
             shard = await self._load(shard_id, max(above, self._given_up.get(shard_id, 0)))
             await shard.writer.begin_term()
+            if self._terms is not None:
+                next_entry = shard.entries().next_offset
+                await self._terms.begin(shard_id, shard.epoch, next_entry, has_lock=True)
         except BaseException:
             if shard is not None:
                 shard.drop(moved(shard_id))
@@ -189,11 +194,12 @@ class OwnedShards:
         await shard.writer.wait_idle()
         if not self._end_term(shard):
             return
+        next_entry = shard.entries().next_offset
         try:
             await self._states.close_one(shard_id)
             await shard.close()
         finally:
-            await self._let_go(shard)
+            await self._let_go(shard, next_entry)
 
     def _end_term(self, shard: DiskShard) -> bool:
         """Stop serving the shard, and tell the listener. False if that has happened already."""
@@ -206,12 +212,14 @@ class OwnedShards:
         self._factory.listener.on_shard_released(view)
         return True
 
-    async def _let_go(self, shard: DiskShard) -> None:
-        """Leave the shard's files to others."""
+    async def _let_go(self, shard: DiskShard, next_entry: int = 0) -> None:
+        """Leave the shard's files to others. `next_entry`: the term has ended as planned."""
         try:
             await self._states.abandon_one(shard.id)
             await shard.let_go()
             shard.forget_files()
+            if self._terms is not None and next_entry:
+                await self._terms.end(shard.id, shard.epoch, next_entry)
         finally:
             self._unlock(shard.id)
 

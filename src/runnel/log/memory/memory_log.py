@@ -5,6 +5,9 @@ only because the interface says so.
 
 A shard that is released loses its messages. When it is acquired again it begins at entry 1 in a higher epoch, and its
 partitions continue behind their last offsets, so that no offset ever names two messages.
+
+Several logs may serve shards in turn, under the terms that they record. Then a log serves the shards that it has
+acquired. What another log had in memory is gone.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from runnel.log.log import (
     Recovered,
     ShardId,
     SubscriptionHolds,
+    TermRecords,
     Trimmed,
     Turn,
 )
@@ -63,7 +67,8 @@ _CAPABILITIES: Final = Capabilities(
 class MemoryLog:
     """The log of the topics with one `keep`.
 
-    The first epoch of its shards is its creation time unless given: later logs have higher ones.
+    The first epoch of its shards is its creation time unless given: later logs have higher ones. With `terms` it is one
+    of several logs.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class MemoryLog:
         epoch: int | None = None,
         listener: LogListener | None = None,
         holds: SubscriptionHolds | None = None,
+        terms: TermRecords | None = None,
     ) -> None:
         self._tables = LogTables(
             settings.limits,
@@ -97,6 +103,8 @@ class MemoryLog:
         self._journals: dict[str, MemoryJournal] = {}
         self._states: dict[ShardId, MemoryState] = {}
         self._released: dict[ShardId, int] = {}  # with their last epoch
+        self._terms = terms
+        self._changing: dict[ShardId, asyncio.Lock] = {}  # held while a term begins or ends
         self._is_closed = False
         self.recovered: Final = Recovered()
         self.metadata: Final = MemoryMetadata(
@@ -126,13 +134,19 @@ class MemoryLog:
         self._listener.on_topic_made(topic.info())
 
     def _shard(self, shard_id: ShardId) -> MemoryShard:
-        """The shard, which begins with its first use. MovedError if it was released."""
+        """The shard, which begins with its first use. MovedError if it is not served here."""
         shard = self._shards.get(shard_id)
         if shard is None:
-            if shard_id in self._released:
+            if self._is_away(shard_id):
                 raise moved(shard_id)
             shard = self._begin(shard_id, self._first_epoch)
         return shard
+
+    def _is_away(self, shard_id: ShardId) -> bool:
+        """Whether another log may serve it."""
+        return shard_id not in self._shards and (
+            self._terms is not None or shard_id in self._released
+        )
 
     def _known_shard(self, shard_id: ShardId) -> MemoryShard:
         if shard_id not in self._shards and not self._topics.uses(shard_id):
@@ -177,21 +191,34 @@ class MemoryLog:
         return list(self._shards)
 
     async def acquire(self, shard: ShardId, above: int = 0) -> ShardView:
-        self._check_open()
-        view = self._views.get(shard)
-        if view is None:
-            former = max(above, self._released.pop(shard, self._first_epoch - 1))
-            self._begin(shard, max(self._first_epoch, self._clock.time_ns(), former + 1))
-            view = self._views[shard]
-            self._listener.on_shard_acquired(view)
-        return view
+        async with self._changing.setdefault(shard, asyncio.Lock()):
+            self._check_open()
+            view = self._views.get(shard)
+            if view is None:
+                former = max(above, self._released.get(shard, self._first_epoch - 1))
+                epoch = max(self._first_epoch, self._clock.time_ns(), former + 1)
+                if self._terms is not None:
+                    await self._terms.begin(shard, epoch, 1, has_lock=False)
+                    self._check_open()
+                self._released.pop(shard, None)
+                self._begin(shard, epoch)
+                view = self._views[shard]
+                self._listener.on_shard_acquired(view)
+            return view
 
     async def release(self, shard: ShardId) -> None:
-        self._check_open()
-        view = self._views.get(shard)
-        if view is not None:
+        async with self._changing.setdefault(shard, asyncio.Lock()):
+            self._check_open()
+            view = self._views.get(shard)
+            if view is None:
+                return
             await self._listener.before_release(view)
+            if self._views.get(shard) is not view:
+                return  # lost meanwhile
+            next_entry = view.entries().next_offset
             self._end_term(shard, view)
+            if self._terms is not None:
+                await self._terms.end(shard, view.epoch, next_entry)
 
     async def drop(self, shard: ShardId) -> None:
         self._check_open()
@@ -246,7 +273,7 @@ class MemoryLog:
     async def wait_room(self, shard: ShardId) -> None:
         """There is no queue, so there is room."""
         self._check_open()
-        if shard in self._released:
+        if self._is_away(shard):
             raise moved(shard)
 
     async def sync(self) -> None:
