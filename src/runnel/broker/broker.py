@@ -43,6 +43,7 @@ from runnel.broker.node_reports import NodeReports
 from runnel.broker.opening import open_stores
 from runnel.broker.producer_terms import ProducerTerms
 from runnel.broker.shard_fetcher import ShardFetcher, ShardFetchRequest, ShardFetchResult
+from runnel.broker.shard_loads import ShardLoads
 from runnel.broker.stores import Stores, moved
 from runnel.broker.topic_creator import TOPICS_PER_STEP, TopicCreator
 from runnel.broker.topics import TopicDirectory, TopicListRequest
@@ -181,6 +182,8 @@ class Broker:
         room = None if directory is None else lambda: DiskRoom.of(disk, directory)
         broker._begin(stores, room)
         if node is not None:
+            stores.loads = ShardLoads(stores.shards_of, node.serves, broker._reporter.loop_lag_ms)
+            broker.metrics.traffic.on_ended = stores.loads.take
             node.attach(stores, NodeReports(node.name, broker.events))
             node.on_nodes_changed.append(lambda: broker._on_nodes_changed(node))
             broker._on_nodes_changed(node)

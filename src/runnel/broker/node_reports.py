@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runnel.broker.monitoring.events import EventKind, Events
+from runnel.cluster import Wish
 from runnel.log.log import ShardId
 
 
@@ -22,6 +23,11 @@ class NodeReports:
     def on_given_up(self, shard: ShardId, reason: str, took_ns: int) -> None:
         self._events.emit(
             EventKind.SHARD_GIVEN_UP, str(shard), reason=reason, took_ms=took_ns / 1e6
+        )
+
+    def on_wish(self, wish: Wish) -> None:
+        self._events.emit(
+            EventKind.SHARD_WANTED, str(wish.shard), node=wish.node, reason=wish.reason
         )
 
     def on_fenced(self) -> None:

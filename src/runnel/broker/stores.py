@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from runnel.broker.live_shards import LIVE_SHARD, LiveShards
+from runnel.broker.shard_loads import ShardLoads
 from runnel.cluster import ClusterNode
 from runnel.config import Keep
 from runnel.errors import (
@@ -73,6 +74,7 @@ class Stores:
         """Rises whenever a shard goes or comes. What was read before an await may be of a lost term if it has risen."""
         self.node: Final = node
         self.live_shards: Final = live_shards
+        self.loads: ShardLoads  # the broker sets it, if it is one of several
         self._away: set[ShardId] = set()
         self._memory = memory
         self._main_topics = main.metadata.topics
@@ -213,6 +215,9 @@ class Stores:
             for name in log.metadata.topics.names():
                 found.update(dict.fromkeys(log.metadata.topics.get(name).shards))
         return found
+
+    def load(self) -> tuple[float, Mapping[ShardId, float]]:
+        return self.loads.loop_lag_ms(), self.loads.by_shard
 
     def _owner_of(self, shard: ShardId) -> Store | LiveShards:
         if shard.journal == LIVE_JOURNAL and self.live_shards is not None:

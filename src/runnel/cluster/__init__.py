@@ -7,6 +7,7 @@ node       one broker among them: does what the two decide
 
 from runnel.cluster import memory, planning, state
 from runnel.cluster.node import JOURNAL_SHARDS, ClusterNode, NodeObserver, Place, ShardHost
+from runnel.cluster.planning import Wish
 
 __all__ = [
     "JOURNAL_SHARDS",
@@ -14,6 +15,7 @@ __all__ = [
     "NodeObserver",
     "Place",
     "ShardHost",
+    "Wish",
     "memory",
     "planning",
     "state",

@@ -10,13 +10,14 @@ The broker asks the node where a shard is (`locate`), and waits for one that thi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 from runnel.cluster.ownership import Drop, GiveUp, Ownership, ShardPhase, Take
-from runnel.cluster.state import ClusterState, ClusterView, Node
-from runnel.errors import FencedError, MovedError, RunnelError, Unavailable
+from runnel.cluster.planning import Wish, Wishes, is_planner, plan
+from runnel.cluster.state import ClusterState, ClusterView, Node, NodeLoad
+from runnel.errors import ClientFault, FencedError, MovedError, RunnelError, Unavailable
 from runnel.log.log import OwnedShard, ShardId
 from runnel.log.metadata.shared_metadata import SharedMetadata
 from runnel.platform.clock import Clock
@@ -31,6 +32,7 @@ _SETTLE_NS: Final = _NS_PER_SECOND // 2
 # A term's end is recorded before the shard's lock is released, so this delays the next owner.
 _END_ATTEMPTS: Final = 5
 _END_RETRY_S: Final = 0.05
+_ROUND_S: Final = 2.0  # between two reports of this node's load, and two looks at everybody's
 _GIVEN_UP_AT_ONCE_MAX: Final = (
     4  # shards of a node that drains; each one pauses until it is served again
 )
@@ -54,6 +56,10 @@ class ShardHost(Protocol):
         """The shards that topics use which exist."""
         ...
 
+    def load(self) -> tuple[float, Mapping[ShardId, float]]:
+        """How late the event loop is, in ms, and the bytes/s in and out by shard, as measured last."""
+        ...
+
 
 class Place(NamedTuple):
     """Where a shard is served, or will be: the node's address ("": not known), and the epoch recorded last."""
@@ -68,6 +74,7 @@ class NodeObserver(Protocol):
     def on_taken(self, shard: ShardId, epoch: int) -> None: ...
     def on_not_taken(self, shard: ShardId, error: BaseException) -> None: ...
     def on_given_up(self, shard: ShardId, reason: str, took_ns: int) -> None: ...
+    def on_wish(self, wish: Wish) -> None: ...
     def on_fenced(self) -> None: ...
 
 
@@ -84,7 +91,9 @@ class ClusterNode:
         clock: Clock,
         *,
         settle_ns: int = _SETTLE_NS,
+        is_balanced: bool = True,
     ) -> None:
+        """`is_balanced`: when it is this node's turn to plan, shards move so that loads are even."""
         self.state: Final = state
         self.metadata: Final = metadata
         self.name: Final = state.node
@@ -96,6 +105,9 @@ class ClusterNode:
         self._ownership = Ownership(state.node, settle_ns)
         self._host: ShardHost
         self._observer: NodeObserver
+        self._is_balanced = is_balanced
+        self._wishes = Wishes()
+        self._rounds: asyncio.Task[None] | None = None
         self._tasks = OwnedTasks("the cluster node")
         self._timer: asyncio.Task[None] | None = None
         self._changes: dict[ShardId, asyncio.Future[None]] = {}  # somebody waits for these shards
@@ -123,6 +135,7 @@ class ClusterNode:
         self._ownership.known(self._host.used_shards())
         self._ownership.joined(me, self.state.view(), self._now_ns())
         self._on_view(self.state.view())
+        self._rounds = self._tasks.start(self._run_rounds())
 
     async def drain(self) -> None:
         """Give up all shards to other nodes, and return when nothing is served here any more."""
@@ -157,8 +170,9 @@ class ClusterNode:
 
     async def _end_tasks(self) -> None:
         self._wake_all()
-        if self._timer is not None:
-            self._timer.cancel()
+        for task in (self._timer, self._rounds):
+            if task is not None:
+                task.cancel()
         await self._tasks.wait()
 
     async def wait_idle(self) -> None:
@@ -184,6 +198,10 @@ class ClusterNode:
     def served(self) -> list[ShardId]:
         """The shards that this node serves now."""
         return self._ownership.in_phases(ShardPhase.OWNED)
+
+    def serves(self, shard: ShardId) -> bool:
+        """Whether this node serves the shard now."""
+        return self._ownership.phase(shard) is ShardPhase.OWNED
 
     def locate(self, shard: ShardId) -> Place:
         """The node that serves the shard; if none does, the one that will."""
@@ -318,6 +336,35 @@ class ClusterNode:
     async def _drop(self, shard: ShardId) -> None:
         with suppress(RunnelError, OSError):
             await self._host.drop(shard)
+
+    # --- Loads and plans ---
+
+    async def _run_rounds(self) -> None:
+        while not self._ownership.is_gone:
+            await self._clock.sleep(_ROUND_S)
+            try:
+                await self.round()
+            except FencedError:
+                self._ownership.fenced()
+                self._run()
+            except Unavailable as error:  # the next round tries again
+                logger.warning("loads could not be shared", error=str(error))
+
+    async def round(self) -> None:
+        """Report this node's load. The node that plans also looks at everybody's, and at wishes that stay open."""
+        lag_ms, by_shard = self._host.load()
+        bytes_per_s = {str(shard): load for shard, load in by_shard.items()}
+        await self.state.report_load(NodeLoad(self.name, lag_ms, bytes_per_s))
+        view = self.state.view()
+        if not is_planner(view, self.name):
+            return
+        wishes = self._wishes.overdue(view, self._now_ns())
+        if not wishes and self._is_balanced:
+            wishes = plan(view, await self.state.loads(), self._clock.time_ns())
+        for wish in wishes:
+            with suppress(ClientFault):  # the node has gone meanwhile
+                await self.state.want(*wish)
+                self._observer.on_wish(wish)
 
     # --- Waiting ---
 

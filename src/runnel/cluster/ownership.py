@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from runnel.cluster.planning import rendezvous
+from runnel.cluster.planning import eligible, rendezvous
 from runnel.cluster.state import ClusterView, Node
 from runnel.log.log import ShardId
 
@@ -305,10 +305,3 @@ class Ownership:
         if self.is_draining and wanted != self._name and self._name not in eligible(self._view):
             return "the node drains"
         return ""
-
-
-def eligible(view: ClusterView) -> list[str]:
-    """The nodes that may take shards: those that live and do not drain; all that live, if all drain."""
-    alive = [node for node in view.nodes.values() if node.is_alive]
-    staying = [node.name for node in alive if not node.is_draining]
-    return staying or [node.name for node in alive]

@@ -56,7 +56,8 @@ class EventKind(enum.StrEnum):
     WORK_LOST = "work_lost"
     WORK_UNREADABLE = "work_unreadable"
     QUOTA_REACHED = "quota_reached"  # the token
-    SHARD_TAKEN = "shard_taken"  # the shard, as for the next two
+    SHARD_WANTED = "shard_wanted"  # the shard, as for the next three
+    SHARD_TAKEN = "shard_taken"
     SHARD_NOT_TAKEN = "shard_not_taken"
     SHARD_GIVEN_UP = "shard_given_up"
     NODE_FENCED = "node_fenced"  # the node
@@ -102,6 +103,7 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     ),
     EventKind.WORK_UNREADABLE: (logging.WARNING, "messages cannot be read; the broker tries again"),
     EventKind.QUOTA_REACHED: (logging.WARNING, "a token has reached a quota"),
+    EventKind.SHARD_WANTED: (logging.INFO, "a shard should move to another node"),
     EventKind.SHARD_TAKEN: (logging.INFO, "this node serves a shard now"),
     EventKind.SHARD_NOT_TAKEN: (
         logging.WARNING,

@@ -167,6 +167,12 @@ class Reporter:
             pass
         return document
 
+    def loop_lag_ms(self) -> float:
+        """The event loop's lag that one timer of a hundred exceeded in the last interval."""
+        if self._last is None or "loop_lag" not in self._last.histograms:
+            return 0.0
+        return self._last.histograms["loop_lag"].quantile_ns(0.99) / 1e6
+
     def _fill(self, document: Table) -> Iterator[None]:
         """Fill the broker's document step by step."""
         uptime_ns = self._clock.monotonic_ns() - self._began_ns

@@ -94,6 +94,10 @@ class TopicTraffic:
         self._exact_runs_left = _EXACT_RUNS_MAX
         self._random = Random(0)
         self._totals: dict[str, Flow] = {}
+        self.on_ended: Callable[[Sequence[TopicFlow], Mapping[str, Flow], int], object] | None = (
+            None
+        )
+        """Gets the flows by topic, those of other topics by journal, and the length of an interval that has ended."""
         self.last: TrafficSample = TrafficSample((), {}, {})
         self.last_ns = 1  # how long the last interval was
 
@@ -186,6 +190,8 @@ class TopicTraffic:
         rest, self._rest = self._rest, {}
         self._exact_runs_left = _EXACT_RUNS_MAX
         rows = [TopicFlow(topic, self._journal_of(topic), flow) for topic, flow in active.items()]
+        if self.on_ended is not None:
+            self.on_ended(rows, rest, interval_ns)
         busiest = heapq.nlargest(self._topics_max, rows, key=lambda row: row.flow.busyness)
         own = {row.topic for row in busiest}
         journals: dict[str, Flow] = {}
