@@ -19,12 +19,12 @@ from runnel.errors import (
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.group_store import BatchGroup
 from runnel.log.log import CursorPosition, OffsetBounds, Position, ShardId
+from runnel.log.metadata.shared_records import SharedRecords
 from runnel.platform.disk import FileAccess
 from runnel.topics.policies import Policies
 from tests.fakes.clock import VirtualClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.lossy_store import Fate, lossy
-from tests.fakes.shared_metadata import SharedRecords
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.samples import batch, numbered, one, read_all, read_payloads
 

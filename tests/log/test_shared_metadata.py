@@ -25,11 +25,11 @@ from runnel.log.metadata.records import (
     TopicMade,
 )
 from runnel.log.metadata.shared_metadata import SharedMetadata
+from runnel.log.metadata.shared_records import SharedRecords
 from runnel.log.metadata.sqlite.conversion import make_file
 from runnel.log.metadata.sqlite.database import ClusterDatabase
 from runnel.log.metadata.sqlite.sqlite_metadata import SqliteMetadata
 from runnel.platform.disk import RealDisk
-from tests.fakes.shared_metadata import SharedRecords
 
 DEADLINE_S = 20.0
 JOURNAL = JournalMade("wide", Keep.DISK, 4)

@@ -14,6 +14,7 @@ __all__ = [
     "recorded_shard",
     "records",
     "shared_metadata",
+    "shared_records",
     "sqlite",
     "state_journal",
     "topic_table",
