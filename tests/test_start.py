@@ -58,9 +58,11 @@ def test_native_clients_are_served_while_other_listeners_are_imported(
     may_import = threading.Event()
     import_listeners = servers._import_listeners
 
-    def import_later(settings: Settings) -> list[tuple[str, servers.OpenListener]]:
+    def import_later(
+        settings: Settings, child: servers.ChildParts | None
+    ) -> list[tuple[str, servers.OpenListener]]:
         assert may_import.wait(SECONDS_MAX)
-        return import_listeners(settings)
+        return import_listeners(settings, child)
 
     monkeypatch.setattr(servers, "_import_listeners", import_later)
 

@@ -7,12 +7,22 @@ import gc
 import resource
 import signal
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Protocol
+from socket import socket
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker
@@ -26,11 +36,16 @@ from runnel.platform.disk import RealDisk
 from runnel.platform.extras import has_extra, how_to_install
 from runnel.platform.heap import Heap
 from runnel.platform.service_manager import ServiceState, notify
+from runnel.platform.signals import handled_signals, hangup_ends
 from runnel.platform.tls import TlsFiles
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener as NativeListener
 from runnel.security.authenticator import Authenticator
-from runnel.settings_reload import SettingsReload, hangup_ends
+from runnel.settings_reload import SettingsReload
+
+if TYPE_CHECKING:
+    from runnel.protocols.grpc.listener import GrpcListener
+    from runnel.protocols.http.listener import HttpListener
 
 logger = get_logger("runnel")
 
@@ -43,6 +58,20 @@ _HEAP_SECONDS: Final = 2.0
 _OTHERS_BITS: Final = 0o077
 # How often certificates are checked; a check is two calls of stat.
 _CERTIFICATES_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildParts:
+    """What a server has from its parent, if it is one of several processes that serve together."""
+
+    native: Sequence[socket]
+    """The listening socket that it shares with the other processes, and its own."""
+    http: socket | None
+    """The shared one; None: no HTTP listener."""
+    grpc_address: str | None
+    """Where it listens for gRPC beside the other processes; None: no gRPC listener."""
+    warns: bool
+    """Whether it logs what is wrong with the settings: one of the processes does, once."""
 
 
 class ServerListener(Protocol):
@@ -128,24 +157,31 @@ class Server:
 
 
 @asynccontextmanager
-async def open_server(settings: Settings) -> AsyncIterator[Server]:
-    """Open what `runnel serve` runs, on this machine's disk and clock; close it at the end, drained or not."""
+async def open_server(settings: Settings, child: ChildParts | None = None) -> AsyncIterator[Server]:
+    """Open what `runnel serve` runs, on this machine's disk and clock; close it at the end, drained or not.
+
+    `child`: it is one of several processes, and its parent has opened the ports.
+    """
     clock = SystemClock()
+    warns = child is None or child.warns
     async with AsyncExitStack() as opened:
         workers = ThreadWorkers(settings.log.writers)
         opened.callback(workers.close)
         directory = None if settings.data == IN_MEMORY else settings.data
         authenticator = Authenticator.open(settings, clock)
         # Imports take most of the start, in a thread: the native listener opens meanwhile.
-        importing = asyncio.get_running_loop().run_in_executor(None, _import_listeners, settings)
+        importing = asyncio.get_running_loop().run_in_executor(
+            None, _import_listeners, settings, child
+        )
         opened.push_async_callback(asyncio.wait, {importing})
         broker = await Broker.open(
             settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
         )
         opened.push_async_callback(broker.close)
-        if directory is not None:
+        if directory is not None and warns:
             _warn_of_readers(Path(directory))
-        await broker.warn_of_habits("[[topics]]", (rule.match for rule in settings.topics))
+        if warns:
+            await broker.warn_of_habits("[[topics]]", (rule.match for rule in settings.topics))
         authenticator.on_token_changed.append(broker.audit.token_changed)
         authenticator.start()
         opened.push_async_callback(authenticator.close)
@@ -155,9 +191,11 @@ async def open_server(settings: Settings) -> AsyncIterator[Server]:
         async def start_listener(name: str, open_listener: OpenListener) -> None:
             listeners[name] = await open_listener(broker, authenticator, settings, make_access)
             opened.push_async_callback(listeners[name].close)
-            _warn_of(name, listeners[name], authenticator)
+            if warns:
+                _warn_of(name, listeners[name], authenticator)
 
-        await start_listener("native", NativeListener.open)
+        inherited = () if child is None else child.native
+        await start_listener("native", partial(NativeListener.open, inherited=inherited))
         for name, open_listener in await importing:
             await start_listener(name, open_listener)
         server = Server(settings, broker, authenticator, listeners)
@@ -246,9 +284,18 @@ def _connections(listener: ServerListener) -> int:
 OpenListener = Callable[[Broker, Authenticator, Settings, MakeAccess], Awaitable[ServerListener]]
 
 
-def _import_listeners(settings: Settings) -> list[tuple[str, OpenListener]]:
+def _import_listeners(
+    settings: Settings, child: ChildParts | None
+) -> list[tuple[str, OpenListener]]:
     """Import, in a thread, the other listeners that the settings open and whose extras are installed."""
-    return list(_other_listeners(settings))
+    return list(_other_listeners(settings) if child is None else _shared_listeners(child))
+
+
+def _shared_listeners(child: ChildParts) -> Iterator[tuple[str, OpenListener]]:
+    if child.http is not None:
+        yield "http", partial(_http_listener().open, inherited=child.http)
+    if child.grpc_address is not None:
+        yield "grpc", partial(_grpc_listener().open, shared_address=child.grpc_address)
 
 
 def _other_listeners(settings: Settings) -> Iterator[tuple[str, OpenListener]]:
@@ -256,18 +303,26 @@ def _other_listeners(settings: Settings) -> Iterator[tuple[str, OpenListener]]:
         if not has_extra("http"):
             logger.info("the HTTP listener stays closed; to open it, " + how_to_install("http"))
         else:
-            from runnel.protocols.http.app import litestar_app
-            from runnel.protocols.http.listener import HttpListener
-
-            litestar_app()  # cached; making it takes as long as the import
-            yield "http", HttpListener.open
+            yield "http", _http_listener().open
     if settings.grpc.listen is not None:
         if not has_extra("grpc"):
             logger.info("the gRPC listener stays closed; to open it, " + how_to_install("grpc"))
         else:
-            from runnel.protocols.grpc.listener import GrpcListener
+            yield "grpc", _grpc_listener().open
 
-            yield "grpc", GrpcListener.open
+
+def _http_listener() -> type[HttpListener]:
+    from runnel.protocols.http.app import litestar_app
+    from runnel.protocols.http.listener import HttpListener
+
+    litestar_app()  # cached; making it takes as long as the import
+    return HttpListener
+
+
+def _grpc_listener() -> type[GrpcListener]:
+    from runnel.protocols.grpc.listener import GrpcListener
+
+    return GrpcListener
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
@@ -303,7 +358,7 @@ async def serve(
     is_end = settings_reload is None or hangup_ends()
     reactions: dict[int, Callable[[], object]] = dict.fromkeys(_SIGNALS, on_signal)
     reactions[signal.SIGHUP] = on_hangup if is_end else reload_asked.set
-    with _signals(reactions):
+    with handled_signals(reactions):
         async with open_server(settings) as server:
             opened = server
             for _ in range(signals):  # those that came during the opening: a recovery may take long
@@ -341,20 +396,32 @@ def run(
     settings_reload: SettingsReload | None = None,
 ) -> None:
     """Run `serve` as a process, on uvloop if it is installed."""
-    _allow_files(settings)
-    keep_freed_memory()
+    prepare_process(settings)
 
     def begin(server: Server) -> None:
-        # All objects of now live as long as the process. If the garbage collector kept visiting them, each visit would
-        # hold up all messages for tens of milliseconds.
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        server.broker.topic_creator.after_step = _keep_for_good
+        spare_collector(server)
         if ready is not None:
             ready(server)
 
-    _run_loop(serve(settings, ready=begin, settings_reload=settings_reload))
+    run_loop(serve(settings, ready=begin, settings_reload=settings_reload))
+
+
+def prepare_process(settings: Settings) -> None:
+    """Set up the process that will serve: its open files and its memory."""
+    _allow_files(settings)
+    keep_freed_memory()
+
+
+def spare_collector(server: Server) -> None:
+    """Keep the garbage collector away from everything that there is once the server is open, and let it begin.
+
+    All objects of now live as long as the process. If the garbage collector kept visiting them, each visit would hold
+    up all messages for tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    server.broker.topic_creator.after_step = _keep_for_good
 
 
 def _keep_for_good() -> None:
@@ -385,23 +452,11 @@ def _allow_files(settings: Settings) -> None:
         )
 
 
-def _run_loop(main: Coroutine[Any, Any, None]) -> None:
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run this on uvloop, if it is installed."""
     if find_spec("uvloop") is None:
         asyncio.run(main)
     else:
         import uvloop
 
         uvloop.run(main)
-
-
-@contextmanager
-def _signals(reactions: Mapping[int, Callable[[], object]]) -> Iterator[None]:
-    """Install these signal handlers for the duration of the block."""
-    loop = asyncio.get_running_loop()
-    for number, react in reactions.items():
-        loop.add_signal_handler(number, react)
-    try:
-        yield
-    finally:
-        for number in reactions:
-            loop.remove_signal_handler(number)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable
 from typing import Final
 
@@ -75,14 +73,3 @@ class SettingsReload:
         )
         self._set_log_level(in_effect.log_level)
         return in_effect
-
-
-def hangup_ends() -> bool:
-    """Whether SIGHUP means that the terminal was closed, rather than "reload the settings".
-
-    It does if one of the three standard streams is a terminal, unless nohup (which ignores the signal) started the
-    process. Call it at the start: a closed terminal is no longer recognised as one.
-    """
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return False
-    return any(map(os.isatty, range(3)))

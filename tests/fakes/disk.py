@@ -399,5 +399,9 @@ class FakeLock:
         self._disk = disk
         self._inode = inode
 
+    @property
+    def descriptors(self) -> Sequence[int]:
+        return ()
+
     def release(self) -> None:
         self._disk.unlock(self._inode)

@@ -45,10 +45,12 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
-def configure(form: LogFormat, level: LogLevel) -> None:
-    """Configure logging of this process. Libraries log in the same format, but only warnings and errors."""
-    if form is LogFormat.AUTO:
-        form = LogFormat.TEXT if _is_terminal() else LogFormat.JSON
+def configure(form: LogFormat, level: LogLevel, *, node: str | None = None) -> None:
+    """Configure logging of this process. Libraries log in the same format, but only warnings and errors.
+
+    Every line names the `node`, if this process is one of several.
+    """
+    form = resolved(form)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -58,6 +60,7 @@ def configure(form: LogFormat, level: LogLevel) -> None:
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
             ],
             processors=[
+                *([] if node is None else [_naming(node)]),
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 *_last_steps(form),
             ],
@@ -72,11 +75,25 @@ def configure(form: LogFormat, level: LogLevel) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
+def resolved(form: LogFormat) -> LogFormat:
+    """The format, with AUTO decided by where the lines go."""
+    if form is not LogFormat.AUTO:
+        return form
+    return LogFormat.TEXT if _is_terminal() else LogFormat.JSON
+
+
 def set_level(level: LogLevel) -> None:
     """Change the level from now on. Libraries log nothing below warnings, whatever the level."""
     numeric = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(max(numeric, logging.WARNING))
     logging.getLogger("runnel").setLevel(numeric)
+
+
+def _naming(node: str) -> Processor:
+    def name(logger: object, method: str, line: EventDict) -> EventDict:  # noqa: ARG001 - structlog's signature
+        return {"node": node, **line}
+
+    return name
 
 
 def _is_terminal() -> bool:

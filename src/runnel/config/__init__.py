@@ -9,6 +9,7 @@ from runnel.config.merger import LoadedSettings, merge
 from runnel.config.settings import (
     AUTO,
     IN_MEMORY,
+    SHARDS_OF_SEVERAL,
     Authentication,
     BrokerSettings,
     ClusterSettings,
@@ -39,6 +40,7 @@ from runnel.config.units import (
 __all__ = [
     "AUTO",
     "IN_MEMORY",
+    "SHARDS_OF_SEVERAL",
     "Authentication",
     "BrokerSettings",
     "ClusterSettings",

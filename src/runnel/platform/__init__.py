@@ -16,6 +16,7 @@ __all__ = [
     "port_listener",
     "process",
     "service_manager",
+    "signals",
     "tasks",
     "tls",
     "workers",

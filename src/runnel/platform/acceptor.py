@@ -19,6 +19,8 @@ logger = get_logger("runnel.listening")
 
 # Connections accepted in one turn of the loop.
 _ACCEPTED_PER_TURN_MAX: Final = 64
+# The same for a socket that other processes accept from too: a busy process leaves connections to the others.
+_ACCEPTED_PER_TURN_MAX_SHARED: Final = 1
 # Handshakes that may go on although `connections_max` is reached: those clients get an error after the handshake.
 _HANDSHAKES_BEYOND_MAX: Final = 64
 # Pause after the system refused another connection. Meanwhile the kernel keeps new ones in its backlog.
@@ -47,8 +49,12 @@ class Acceptor:
         counters: RefusalCounter,
         tls: ssl.SSLContext | None,
         handshake_seconds_max: float,
+        is_shared: bool = False,
     ) -> None:
-        """`connection_count` counts connections after their handshake; `section` names the settings' section."""
+        """`connection_count` counts connections after their handshake; `section` names the settings' section.
+
+        `is_shared`: other processes accept from this socket too.
+        """
         self._listening = listening
         self._new_connection = new_connection
         self._section = section
@@ -57,6 +63,7 @@ class Acceptor:
         self._counters = counters
         self._tls = tls
         self._handshake_seconds_max = handshake_seconds_max
+        self._per_turn_max = _ACCEPTED_PER_TURN_MAX_SHARED if is_shared else _ACCEPTED_PER_TURN_MAX
         self._loop = asyncio.get_running_loop()
         # Connections not yet handed to their protocol, oldest first. Without TLS that takes one turn of the loop.
         self._beginning: dict[asyncio.Task[None], None] = {}
@@ -91,7 +98,7 @@ class Acceptor:
             await asyncio.wait(beginning)
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTED_PER_TURN_MAX):
+        for _ in range(self._per_turn_max):
             try:
                 accepted, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError):

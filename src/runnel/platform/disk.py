@@ -95,6 +95,11 @@ class File(Protocol):
 class DiskLock(Protocol):
     """A lock held by this process until it releases it or ends."""
 
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """What holds the lock. It lasts until every process that has inherited them has closed them or ended."""
+        ...
+
     def release(self) -> None:
         """May be called again."""
         ...
@@ -365,8 +370,8 @@ class RealFile:
 class FileLock:
     """An exclusive flock; the file holds the pid of its holder for people and error messages.
 
-    It ends with the process, however that ends. A forked child shares it, so a process that holds
-    one does not fork children that outlive it. The file stays: removing it would let two
+    It ends with the process, however that ends, unless a child has inherited its descriptors: a process that holds
+    one starts children by exec, which passes only what is named. The file stays: removing it would let two
     processes lock two files of the same name. If it is removed all the same, the lock on its
     directory keeps the second process out.
     """
@@ -395,6 +400,10 @@ class FileLock:
             self._close()
             error.filename = path
             raise
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        return tuple(self._descriptors)
 
     def _open(self, path: str, flags: int) -> int:
         descriptor = os.open(path, flags, _FILE_MODE)

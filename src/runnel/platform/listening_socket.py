@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from typing import Final
 
@@ -24,6 +25,18 @@ async def listen(text: str, *, section: str, is_allowed_remotely: bool) -> socke
             f"client in, set {section}.allow_remote = true as well"
         )
     return _bind(endpoint, f'{key} = "{text}"')
+
+
+def own_socket_beside(shared: socket.socket) -> socket.socket:
+    """A listening socket at a free port of the same host, for the clients of one process among several."""
+    host, _, *rest = shared.getsockname()
+    return _bind(Endpoint(shared.family, (host, 0, *rest)), "native.listen")
+
+
+def inherited_socket(descriptor: int) -> socket.socket:
+    """The listening socket that this process has inherited. Processes that it starts do not inherit it."""
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 - its signature
+    return socket.socket(fileno=descriptor)
 
 
 def _bind(endpoint: Endpoint, given: str) -> socket.socket:

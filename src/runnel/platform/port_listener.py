@@ -1,9 +1,9 @@
-"""A listener on a TCP port, and its graceful end: accepted requests finish within a deadline, then the port closes."""
+"""A listener on TCP ports, and its graceful end: accepted requests finish within a deadline, then the ports close."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from runnel.platform.acceptor import Acceptor
@@ -58,23 +58,27 @@ D = TypeVar("D", bound=_ListenerServer)
 
 
 class PortListener(Generic[D]):
-    """A listener on a TCP port. Drain and close it before the broker."""
+    """A listener on a TCP port, or several. Drain and close it before the broker."""
 
-    def __init__(self, server: D, acceptor: Acceptor, address: str, tls: TlsFiles | None) -> None:
+    def __init__(
+        self, server: D, acceptors: Sequence[Acceptor], address: str, tls: TlsFiles | None
+    ) -> None:
         self.server = server
         self.address = address
         """`host:port` that clients connect to; port 0 is replaced by the real port."""
         self.tls = tls
-        self._acceptor = acceptor
+        self._acceptors = acceptors
 
     @property
     def connection_count(self) -> int:
         """All accepted connections, including those in their TLS handshake."""
-        return self.server.connection_count + self._acceptor.handshake_count
+        handshake_count = sum(acceptor.handshake_count for acceptor in self._acceptors)
+        return self.server.connection_count + handshake_count
 
     async def drain(self) -> bool:
         """Accept no more connections and let the open ones finish. False: some did not finish in time."""
-        self._acceptor.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         return await self.server.drain()
 
     def hurry(self) -> None:
@@ -83,5 +87,6 @@ class PortListener(Generic[D]):
 
     async def close(self) -> None:
         """Close all remaining connections."""
-        await self._acceptor.abort()
+        for acceptor in self._acceptors:
+            await acceptor.abort()
         await self.server.close()

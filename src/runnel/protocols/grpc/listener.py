@@ -84,17 +84,24 @@ class GrpcListener:
         authenticator: Authenticator,
         settings: Settings,
         make_access: MakeAccess | None = None,
+        *,
+        shared_address: str | None = None,
     ) -> GrpcListener:
+        """Listen at `shared_address`, if there is one, beside other processes, under a lock that their parent holds."""
         own = settings.grpc
         assert own.listen is not None
         tls = cast("GrpcTls | None", GrpcTls.of("grpc", own.tls_certificate, own.tls_key))
-        endpoint = await _checked(own.listen, is_allowed=authenticator.asks or own.allow_remote)
+        if shared_address is None:
+            endpoint = await _checked(own.listen, is_allowed=authenticator.asks or own.allow_remote)
+        else:
+            endpoint = await resolve(shared_address, key="grpc.listen")
+        options = _options(own, is_shared=shared_address is not None)
         public = PublicServices(SERVICE.full_name)
         server = GrpcServer(broker, authenticator, settings, make_access)
 
         def new() -> grpc.aio.Server:
             services = {**services_of(server), **public.services()}
-            return new_server(services, _options(own), _calls_max(own), server.on_unknown_method)
+            return new_server(services, options, _calls_max(own), server.on_unknown_method)
 
         try:
             aio_server = new()
@@ -229,13 +236,14 @@ def _calls_max(own: GrpcSettings) -> int:
     return min(own.calls_max + _OTHER_CALLS_MAX, _OPTION_MAX)
 
 
-def _options(own: GrpcSettings) -> Sequence[tuple[str, Any]]:
+def _options(own: GrpcSettings, *, is_shared: bool) -> Sequence[tuple[str, Any]]:
     # grpcio accepts no larger numbers. A larger timeout means none at all.
     idle_ms = min(own.idle_timeout_ns // _NS_PER_MS, _OPTION_MAX)
     handshake_ms = min(own.handshake_timeout_ns // _NS_PER_MS, _OPTION_MAX)
     connections_max = min(own.calls_max + _OTHER_CONNECTIONS_MAX, _OPTION_MAX)
     return (
-        ("grpc.so_reuseport", 0),  # else a second broker would take half of the connections
+        # Without a lock for the port a second broker would take half of the connections.
+        ("grpc.so_reuseport", int(is_shared)),
         ("grpc.max_receive_message_length", min(own.message_bytes_max, _OPTION_MAX)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", _METADATA_BYTES_MAX),

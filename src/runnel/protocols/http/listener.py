@@ -34,7 +34,10 @@ class HttpListener(PortListener[HttpServer]):
         authenticator: Authenticator,
         settings: Settings,
         make_access: MakeAccess | None = None,
+        *,
+        inherited: socket.socket | None = None,
     ) -> HttpListener:
+        """Accept from this socket, if there is one: other processes do too."""
         http = settings.http
         if http.listen is None:
             raise ValueError("http.listen = none: this listener is closed")
@@ -42,7 +45,7 @@ class HttpListener(PortListener[HttpServer]):
         browsers = BrowserPolicy(
             http, asks_for_tokens=authenticator.asks, machine=socket.gethostname()
         )
-        listening = await listen(
+        listening = inherited or await listen(
             http.listen, section="http", is_allowed_remotely=authenticator.asks or http.allow_remote
         )
         server = HttpServer(broker, authenticator, settings, make_access)
@@ -56,8 +59,9 @@ class HttpListener(PortListener[HttpServer]):
             counters=broker.metrics.counters,
             tls=None if tls is None else tls.context,
             handshake_seconds_max=http.handshake_timeout_ns / 1e9,
+            is_shared=inherited is not None,
         )
-        return cls(server, acceptor, format_address(*listening.getsockname()[:2]), tls)
+        return cls(server, [acceptor], format_address(*listening.getsockname()[:2]), tls)
 
 
 def _uvicorn(app: Front) -> Config:
