@@ -206,6 +206,7 @@ def _by_clients() -> list[Told]:
         ),
         Subscribe(25, 5, ["*"], Start("resume_last", [], 0, [ShardPlace("main", 0, 2, 32)]), 2**20),
         Credit(1, 65_536),
+        Credit(1, 0, 65_536),
         Unsubscribe(9, 1),
         Fetch(10, "sensors/a", 0, 101, None, 500, 2**20, 2_000),
         Fetch(11, "sensors/a", None, None, T0, 0, 2**20, 0),

@@ -207,10 +207,11 @@ class Subscribe(Head, tag="subscribe", frozen=True, gc=False):
 
 
 class Credit(Head, tag="credit", frozen=True, gc=False):
-    """Allow the broker to send this many more bytes of blocks. Not answered."""
+    """Allow the broker to send this many more bytes of blocks, and so many less. Not answered."""
 
     subscription: Id
     credit_bytes: Natural
+    less_bytes: Natural = 0
 
 
 class Unsubscribe(Head, tag="unsubscribe", frozen=True, gc=False):

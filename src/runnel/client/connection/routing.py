@@ -242,7 +242,7 @@ class Router:
         is_repeatable: bool = True,
         tail: Sequence[Buffer] = (),
     ) -> tuple[_Wanted, memoryview]:
-        """Ask the node that owns the partition, as far as is known. If it has moved, or the node is lost, ask the next."""
+        """Ask the node that owns the partition, as far as is known. After a move or a loss, ask the next."""
         moves = 0
         while True:
             link = self.link_of(topic, partition)

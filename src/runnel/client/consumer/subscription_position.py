@@ -8,7 +8,7 @@ from typing import Final
 from runnel.formats import wire
 from runnel.formats.batch import Batch, Run
 from runnel.topics.names import TopicPartition
-from runnel.topics.read_position import ReadPosition
+from runnel.topics.read_position import ReadPosition, places_of, resume_at
 
 
 class SubscriptionPosition:
@@ -23,6 +23,11 @@ class SubscriptionPosition:
         # While last values arrive: epoch and offset of the newest message of each partition.
         self._newest: dict[TopicPartition, tuple[int, int]] = {}
 
+    @property
+    def is_by_partition(self) -> bool:
+        """Whether no pattern has a wildcard, so that there is a place in each partition."""
+        return self._position.is_by_partition
+
     def begin(self, answer: wire.Subscribed) -> None:
         """Take over where the broker begins. Partitions and shards that it does not name stay as they are."""
         self.is_known = True
@@ -35,10 +40,14 @@ class SubscriptionPosition:
             if batches:
                 batches = self._without_repeated(batches)
             elif not head.next_entry:  # no last values follow
-                position.awaits_last_values = False
-                self._newest.clear()
+                self.end_last_values()
         position.delivered(head.journal, head.shard, head.epoch, head.next_entry, batches)
         return batches
+
+    def end_last_values(self) -> None:
+        """No last values follow: every message is new."""
+        self._position.awaits_last_values = False
+        self._newest.clear()
 
     def _without_repeated(self, batches: Iterable[Batch]) -> list[Batch]:
         new = []
@@ -63,3 +72,12 @@ class SubscriptionPosition:
     def next_start(self) -> wire.Start:
         """The start to subscribe with: the user's at first, this position after a lost connection."""
         return self._position.resume() if self.is_known else self._start
+
+    def resume(self, shards: Iterable[tuple[str, int]], *, awaits_last: bool) -> wire.Start:
+        """The start that continues in these shards. Without wildcards it has the places in all partitions."""
+        position = self._position
+        if position.is_by_partition:
+            places: Sequence[wire.ShardPlace] = ()
+        else:
+            places = [position.shards[key] for key in shards if key in position.shards]
+        return resume_at(places_of(position.partitions), places, awaits_last_values=awaits_last)

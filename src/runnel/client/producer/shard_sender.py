@@ -315,9 +315,7 @@ class ShardSender:
 
     # --- Answers ---
 
-    def _answered(
-        self, queued: _QueuedBatch, answer: wire.Answer | RunnelError, by: Link
-    ) -> None:
+    def _answered(self, queued: _QueuedBatch, answer: wire.Answer | RunnelError, by: Link) -> None:
         queued.is_in_flight = False
         self._in_flight -= 1
         self._owner.batches_in_flight -= 1
