@@ -13,7 +13,7 @@ from runnel.client.blocking import BlockingBus
 from runnel.client.bus import Bus
 from runnel.client.connection import (
     Dial,
-    Endpoint,
+    DialTarget,
     Identity,
     Link,
     LoopTimers,
@@ -36,7 +36,7 @@ class Opening:
 
     def __init__(
         self,
-        home: Sequence[Endpoint],
+        home: Sequence[DialTarget],
         dial_elsewhere: Callable[[str], Dial],
         *,
         timers: Timers | None,
@@ -76,7 +76,7 @@ class Opening:
         timers = self._timers or LoopTimers()
 
         def link_to(address: str) -> Link:
-            return self._link(Endpoint(address, self._dial_elsewhere(address)), timers)
+            return self._link(DialTarget(address, self._dial_elsewhere(address)), timers)
 
         first, *others = self._home
         home = self._link(first, timers, others, self._advice)
@@ -86,9 +86,9 @@ class Opening:
 
     def _link(
         self,
-        endpoint: Endpoint,
+        endpoint: DialTarget,
         timers: Timers,
-        others: Sequence[Endpoint] = (),
+        others: Sequence[DialTarget] = (),
         advice: str = "",
     ) -> Link:
         return Link(
@@ -121,7 +121,7 @@ def connect(
     """
     addresses = parse_urls(url if url is not None else _usual_url(), ssl)
     return Opening(
-        [Endpoint(str(address), dial_to(address)) for address in addresses],
+        [DialTarget(str(address), dial_to(address)) for address in addresses],
         lambda elsewhere: dial_to(parse_host(elsewhere, addresses[0].ssl)),
         timers=timers,
         name=name,
@@ -148,7 +148,7 @@ def open_bus(
         raise ClientFault(f"the broker named {elsewhere}, which cannot be reached from {address}")
 
     return Opening(
-        [Endpoint(address, dial)],
+        [DialTarget(address, dial)],
         dial_elsewhere or nowhere,
         timers=timers,
         name=name,

@@ -68,18 +68,18 @@ def begun_with_the_first_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def begun_before_shards_are_named(patch: pytest.MonkeyPatch) -> None:
-    answered = PartMerge.answered
+    open_part = PartMerge.open
 
-    def answered_at_once(self: PartMerge, part: int, elsewhere: Iterable[wire.Owner]) -> None:
-        answered(self, part, elsewhere)
+    def answered_at_once(self: PartMerge, part: int, node: str) -> wire.Start:
+        start = open_part(self, part, node)
         self._parts[part].has_answered = True
-        self._check()
+        return start
 
-    patch.setattr(PartMerge, "answered", answered_at_once)
+    patch.setattr(PartMerge, "open", answered_at_once)
 
 
 def begun_without_the_shards_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PartMerge, "answered", lambda self, part, elsewhere: None)
+    patch.setattr(PartMerge, "answered", lambda self, elsewhere: None)
 
 
 def place_ahead_of_what_was_delivered(patch: pytest.MonkeyPatch) -> None:

@@ -216,9 +216,9 @@ class World:
         """Shards without a living owner are taken."""
         for shard in self.shards.values():
             owner = self.nodes.get(shard.owner)
-            if shard.key in self.existing and (owner is None or shard.key not in owner.owned):
-                if alive := self.alive():
-                    self.own(shard, self.random.choice(alive))
+            is_owned = owner is not None and shard.key in owner.owned
+            if shard.key in self.existing and not is_owned and (alive := self.alive()):
+                self.own(shard, self.random.choice(alive))
 
     def move(self) -> None:
         """A planned move: the former owner knows at once. Or it was taken away: it hears of it later."""
@@ -515,7 +515,7 @@ class World:
     def receive(self, number: int, head: Any, tail: bytes) -> None:
         match head:
             case wire.Subscribed() if head.id == 1:
-                self.merge.answered(number, head.elsewhere)
+                self.merge.answered(head.elsewhere)
             case wire.Subscribed():
                 self.merge.placed(self.attaches.pop((number, head.id)), head)
             case wire.Error():

@@ -11,7 +11,7 @@ from runnel.client.connection.connection import BrokerConnection, OnAnswer, Part
 from runnel.client.connection.link import (
     ConnectionWatch,
     Dial,
-    Endpoint,
+    DialTarget,
     Identity,
     Link,
     UnreachableError,
@@ -33,7 +33,7 @@ __all__ = [
     "ConnectionWatch",
     "Deadline",
     "Dial",
-    "Endpoint",
+    "DialTarget",
     "Handle",
     "Identity",
     "Link",

@@ -56,7 +56,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return f"<Identity {self.client!r}>"  # never the token
 
 
-class Endpoint(NamedTuple):
+class DialTarget(NamedTuple):
     """An address, and how to connect to it."""
 
     address: str
@@ -94,9 +94,9 @@ class Link:
         *,
         connect_timeout_s: float,
         advice: str = "",
-        others: Sequence[Endpoint] = (),
+        others: Sequence[DialTarget] = (),
     ) -> None:
-        self.endpoints: list[Endpoint] = [Endpoint(address, dial), *others]
+        self.endpoints: list[DialTarget] = [DialTarget(address, dial), *others]
         """Where a connection is tried, in their order. They may be replaced at any time."""
         self.address = address  # of the present connection, or the last attempt
         self.on_nodes: Callable[[wire.NodeList], None] | None = None
@@ -168,7 +168,7 @@ class Link:
             raise TimeoutExpiredError(text) from None
         raise Unavailable(text) from errors[-1]
 
-    async def _open_with_patience(self, endpoint: Endpoint) -> BrokerConnection:
+    async def _open_with_patience(self, endpoint: DialTarget) -> BrokerConnection:
         deadline = Deadline(self._timers, self._connect_timeout_s)
         attempt = 0
         while True:
@@ -221,7 +221,7 @@ class Link:
             else:
                 self._adopt(connection)
 
-    def _next_endpoint(self) -> Endpoint:
+    def _next_endpoint(self) -> DialTarget:
         """The endpoint after the last one that was tried, or connected."""
         addresses = [endpoint.address for endpoint in self.endpoints]
         last = addresses.index(self.address) if self.address in addresses else -1
@@ -233,7 +233,7 @@ class Link:
         self._problem = error
         self._wake()
 
-    async def _open(self, endpoint: Endpoint) -> BrokerConnection:
+    async def _open(self, endpoint: DialTarget) -> BrokerConnection:
         connection = BrokerConnection(self.address, self._timers, self)
         greeted: asyncio.Future[tuple[wire.Welcome, memoryview]]
         greeted = asyncio.get_running_loop().create_future()

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from runnel.client.connection.connection import Buffer
-from runnel.client.connection.link import Dial, Endpoint, Link, UnreachableError, backoff_s
+from runnel.client.connection.link import Dial, DialTarget, Link, UnreachableError, backoff_s
 from runnel.client.connection.timers import Deadline, Timers, sleep
 from runnel.errors import LimitExceededError, MalformedError, MovedError, UnknownTopicError
 from runnel.formats import wire
@@ -110,7 +110,7 @@ class Router:
             learned = [node.address for node in others if node.address not in known]
             self.home.endpoints = [
                 *self._given,
-                *(Endpoint(address, dial_to(address)) for address in learned),
+                *(DialTarget(address, dial_to(address)) for address in learned),
             ]
         self._drop_links(lambda address: address not in self.node_addresses())
 

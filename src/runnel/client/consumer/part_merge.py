@@ -110,7 +110,7 @@ class PartMerge:
             self._live_last.add(node)
         return wire.Start("latest" if node in self._live_last else "last")
 
-    def answered(self, part: int, elsewhere: Iterable[wire.Owner]) -> None:
+    def answered(self, elsewhere: Iterable[wire.Owner]) -> None:
         """The node has accepted the part, and names the shards that it does not serve. Those that it serves follow."""
         for owner in elsewhere:
             if owner.journal != LIVE_JOURNAL:
@@ -266,9 +266,11 @@ class PartMerge:
         self._end_last_if_over()
 
     def _end_last_if_over(self) -> None:
-        if self._start.kind in _WITH_LAST and self.has_begun and self._nodes <= self._live_last:
-            if not any(shard.awaits_last for shard in self._shards.values()):
-                self.position.end_last_values()
+        if self._start.kind not in _WITH_LAST or not self.has_begun:
+            return
+        is_due = any(shard.awaits_last for shard in self._shards.values())
+        if self._nodes <= self._live_last and not is_due:
+            self.position.end_last_values()
 
     def missed(self, part: int, notice: wire.GapNotice) -> Sequence[wire.GapState]:
         """A gap has come. Returns the gaps that the program is told of now."""
