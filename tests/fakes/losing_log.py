@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runnel.broker import opening
-from runnel.errors import MovedError, RunnelError, UnknownTopicError
+from runnel.errors import MovedError, ReadOnlyError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import Appended, NullListener, ShardId
@@ -24,7 +24,10 @@ from runnel.topics.names import TopicPartition
 
 
 class LosingDiskLog(DiskLog):
-    """A `DiskLog` whose shards go without warning only when nothing is queued, so that models know what is stored."""
+    """A `DiskLog` whose shards go without warning only when nothing is queued, so that models know what is stored.
+
+    A shard in which a sync has failed does not go at all: nobody knows what is stored there until it was reopened.
+    """
 
     @property
     def away(self) -> Collection[ShardId]:
@@ -36,6 +39,8 @@ class LosingDiskLog(DiskLog):
         while known is not None and known.statistics().queued_batches:
             with suppress(RunnelError):
                 await known.writer.sync()
+        if known is not None and known.writer.is_read_only:
+            raise ReadOnlyError(f"shard {shard} has to be reopened before it goes")
         await super().drop(shard)
 
     async def store_elsewhere(self, batch: Batch) -> Appended:
