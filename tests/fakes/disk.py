@@ -94,6 +94,7 @@ class FakeDisk:
         self.read_bytes = 0
         self.sync_count = 0
         self._tree = tree or Tree()
+        self._processes: list[FakeDisk] = [self]  # of the machine, which loses power as a whole
         self._locked: set[Inode] = set()
         self._faults: builtins.list[_Fault] = []
         self._crash_at: int | None = None
@@ -147,7 +148,7 @@ class FakeDisk:
         with self.changing(Operation(Kind.LOCK, path)):
             inode = self._tree.create(path) if self._tree.find(path) is None else None
             inode = inode or self._tree.file(path)
-            if inode in self._locked:
+            if any(inode in each._locked for each in self._processes):
                 raise LockedError(f"{path} is locked by process {self.process_id}")
             self._locked.add(inode)
             inode.change(Truncate(0))
@@ -159,7 +160,8 @@ class FakeDisk:
     def crash(self) -> None:
         """Lose power now. The seed decides what is left of the changes that were not synced."""
         if self._end is None:
-            self._die("the power is gone")
+            for each in self._processes:
+                each._die("the power is gone")
             self._tree.crash(self.random)
 
     def kill(self) -> None:
@@ -178,6 +180,19 @@ class FakeDisk:
             tree=self._tree,
             process_id=self.process_id + 1,
         )
+
+    def beside(self) -> FakeDisk:
+        """The disk as another process sees it that runs at the same time."""
+        other = FakeDisk(
+            self.random,
+            capacity_bytes=self.capacity_bytes,
+            nowait_probability=self.nowait_probability,
+            tree=self._tree,
+            process_id=max(each.process_id for each in self._processes) + 1,
+        )
+        other._processes = self._processes
+        self._processes.append(other)
+        return other
 
     def crash_at(self, operation: int) -> None:
         """Lose power in the middle of the changing operation with that number; the first is 1."""
@@ -292,7 +307,7 @@ class FakeDisk:
             raise error
 
     def _die(self, reason: str) -> None:
-        self._end = reason
+        self._end = self._end or reason
         self._locked.clear()
 
 

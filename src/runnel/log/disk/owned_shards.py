@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from runnel.errors import LockedError, RunnelError, UnknownTopicError
@@ -129,12 +130,12 @@ class OwnedShards:
 
     async def acquire(self, shard_id: ShardId, above: int) -> ShardView:
         """See `ShardOwnership`."""
-        view: ShardView = await self._change(shard_id, self._begin_term(shard_id, above))
+        view: ShardView = await self._change(shard_id, partial(self._begin_term, shard_id, above))
         return view
 
     async def release(self, shard_id: ShardId) -> None:
         """See `ShardOwnership`."""
-        await self._change(shard_id, self._release(shard_id))
+        await self._change(shard_id, partial(self._release, shard_id))
 
     async def drop(self, shard_id: ShardId) -> None:
         """See `ShardOwnership`."""
@@ -143,15 +144,15 @@ class OwnedShards:
             return
         shard.drop(moved(shard_id))
         self._end_term(shard)  # at once, also while a release waits
-        await self._change(shard_id, self._let_go(shard))
+        await self._change(shard_id, partial(self._let_go, shard))
 
-    async def _change(self, shard_id: ShardId, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _change(self, shard_id: ShardId, work: Callable[[], Awaitable[Any]]) -> Any:
         """Do this to the end even if the caller is cancelled, and one after the other for each shard."""
         lock = self._changing.setdefault(shard_id, asyncio.Lock())
 
         async def change() -> Any:
             async with lock:
-                return await work
+                return await work()
 
         task = self._tasks.start_awaited(change())
         self._changes.add(task)
