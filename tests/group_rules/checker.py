@@ -172,6 +172,7 @@ class Checker:
         partition = self._partition(event, event.place)
         compare(event, self._take_all(self.group(event.group), partition))
         partition.is_away = True
+        partition.letter_again_ns.clear()  # they are asked for again when it is taken up
 
     def _forgotten(self, event: Forgotten) -> None:
         self._groups.pop(event.group, None)

@@ -6,33 +6,33 @@ Each log is a process of its own on one machine: a process dies alone, power goe
 log to log by the real `acquire`, `release` and `drop`, while batches are on their way. The logs share their metadata
 (`tests/fakes/shared_metadata.py`); the directory, its locks and its marks are those of the simulated disk.
 
-history   this: what happens, one operation after the other     member   a process with its log
-model     what the logs have promised together                  mutants  deliberate mistakes
+history   this: processes, and the operations on their logs     plan     what the seed draws before the history begins
+member    a process with its log                                traffic  batches that are sent and answered
+model     what the logs have promised together                  checks   reads a shard and compares it with the model
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, Final, TypeVar
 
-from runnel.config import LogSettings, Retain, Rotate, Settings, TopicRule
-from runnel.errors import BusyError, MovedError, RunnelError, Unavailable, UnknownTopicError
+from runnel.errors import MovedError, Unavailable, UnknownTopicError
 from runnel.log.group_store import BatchGroup
-from runnel.log.log import Appended, Position, ShardId
-from runnel.log.metadata.records import TopicDeleted, TopicMade
-from runnel.topics.names import TopicPartition
+from runnel.log.log import ShardId
 from runnel.topics.policies import Policies
 from tests.fakes import lossy_store
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
 from tests.fakes.shared_metadata import SharedRecords
 from tests.fakes.workers import SimulatedWorkers
+from tests.log.owners.checks import check
 from tests.log.owners.member import Member, follow_tasks
-from tests.log.owners.model import Fate, Model, Sent
-from tests.log.samples import batch
+from tests.log.owners.model import Model
+from tests.log.owners.plan import KEYS, NAMES, draw_settings
+from tests.log.owners.traffic import Traffic
 from tests.simulation import history as kernel
 from tests.simulation.history import Outcome, Violation
 from tests.simulation.operations import OperationTable
@@ -42,17 +42,6 @@ from tests.simulation.troubles import Trouble, draw_troubles
 
 T = TypeVar("T")
 
-NAMES: Final = ("first", "second", "third")
-KEYS: Final[Sequence[TopicPartition]] = (
-    ("a", 0),
-    ("b", 0),
-    ("wide", 0),
-    ("wide", 1),
-    ("wide", 2),
-    ("last/1", 0),
-    ("last/2", 0),
-    ("removed", 0),
-)
 _TROUBLES: Final = (Trouble.KILL, Trouble.POWER_LOSS, Trouble.LOST_ANSWER)
 _FATES: Final = (lossy_store.Fate.STORED, lossy_store.Fate.LOST_BEFORE, lossy_store.Fate.LOST_AFTER)
 # What waits for a group whose outcome is unknown lets time pass, so that the group is stored again.
@@ -73,48 +62,22 @@ class History(ProcessHistory):
 
     def __init__(self, random: Random) -> None:
         super().__init__(random, FakeDisk(Random(random.getrandbits(32))), timing=random)
-        rotate = Rotate(bytes_max=random.choice((300, 900, 5_000)))
-        rules = (
-            TopicRule(match="wide", partitions=3, journal="main", rotate=rotate),
-            TopicRule(
-                match="last/*",
-                journal="last",
-                last_value=True,
-                rotate=Rotate(bytes_max=random.choice((1, 600))),
-                retain=Retain(bytes_max=1),
-            ),
-            TopicRule(match="*", journal="main", rotate=rotate),
-        )
-        self.settings = Settings(
-            data="data",
-            topics=rules,
-            log=LogSettings(
-                allocate_bytes=random.choice((0, 1_000)),
-                disk_reserve_bytes=0,
-                group_bytes_max=random.choice((300, 20_000)),
-                catalogue_log_bytes_max=random.choice((1, 300, 1 << 20)),
-                state_log_bytes_max=random.choice((1, 200)),
-                journal_shards=2,
-            ),
-        )
-        self.policies = Policies(rules)
+        self.settings = draw_settings(random)
+        self.policies = Policies(self.settings.topics)
         self.shard_of = shards_by(self.settings)
         self.troubles = draw_troubles(random, _TROUBLES, 0.6)
         self.shared = SharedRecords()
         self.model = Model()
         self.members: list[Member] = []
-        self._on_way: dict[asyncio.Future[Appended], tuple[Sent, ShardId, Member]] = {}
-        self._numbered: dict[str, list[Sent]] = {}  # the batches of each named publisher
+        self.traffic = Traffic(self)
         self._adding: dict[tuple[Member, ShardId], list[asyncio.Future[None]]] = {}
         self._newest_term = -1  # of a named publisher
-        self._is_well = (
-            Trouble.LOST_ANSWER not in self.troubles
-        )  # no answer of a group store is lost
+        self._loses_answers = Trouble.LOST_ANSWER in self.troubles
         self._count = self._terms = self._deaths = 0
         self._operations: OperationTable[Callable[[], Coroutine[Any, Any, None]]] = OperationTable(
             plain={
-                self.append: 30,
-                self.append_named: 16,
+                self.traffic.append: 30,
+                self.traffic.append_named: 16,
                 self.acquire: 14,
                 self.release: 8,
                 self.drop: 5,
@@ -157,7 +120,7 @@ class History(ProcessHistory):
                 await operation()
             await self.take_turns(self.random.choice((0, 0, 1, 4)))
             await self._bury()
-            self._look_at_answers()
+            self.traffic.look_at_answers()
             self.raise_loop_failures()
         await self._end()
 
@@ -170,7 +133,7 @@ class History(ProcessHistory):
 
     async def _end(self) -> None:
         """Everything is read by one log that takes all shards, and after a restart by another."""
-        self._is_well = True
+        self._loses_answers = False
         for member in self.members:
             member.disk.crash_at(0)
         if not self.members:
@@ -184,25 +147,13 @@ class History(ProcessHistory):
             [member] = self.members
             for shard in list(self.model.shards):
                 await self._acquire(member, shard)
-                await self._check(member, shard)
-            await self._repeat_all()
+                await check(self, member, shard)
+            await self.traffic.repeat_all()
 
     async def _give_back(self, shard: ShardId) -> None:
         owner = self.model.shard(shard).owner
         if isinstance(owner, Member):
             await self._release(owner, shard)
-
-    async def _repeat_all(self) -> None:
-        """Every batch of a named publisher is there once in the end."""
-        for publisher, batches in self._numbered.items():
-            for sent in batches:
-                if sent.fate is Fate.OPEN:
-                    self._send_numbered(publisher, sent)
-        await self.at(self.members[0], self.members[0].log.sync(), "sync")
-        self._look_at_answers()
-        for sent in (each for batches in self._numbered.values() for each in batches):
-            if sent.fate is Fate.OPEN:
-                raise Violation(f"{sent} was sent until it was answered, and is not stored")
 
     # --- Processes ---
 
@@ -227,15 +178,12 @@ class History(ProcessHistory):
         member = Member(name, self.disk, workers, self.shared)
         self.members.append(member)
         self.say(f"{member} opens")
-        draw = self._draw_fate if Trouble.LOST_ANSWER in self.troubles else None
-        opening = member.open(self.settings, self.policies, self.clock, draw)
+        opening = member.open(self.settings, self.policies, self.clock, self._draw_fate)
         await self.at(member, opening, "open")
 
     def _draw_fate(self, group: BatchGroup, is_repeated: bool) -> lossy_store.Fate:
         """What becomes of an attempt to store a group."""
-        if self._is_well:
-            return lossy_store.Fate.STORED
-        return self.random.choice(_FATES)
+        return self.random.choice(_FATES) if self._loses_answers else lossy_store.Fate.STORED
 
     async def open_one(self) -> None:
         names = {each.name for each in self.members}
@@ -246,7 +194,7 @@ class History(ProcessHistory):
     async def _close(self, member: Member) -> None:
         self.say(f"{member} closes")
         await self.at(member, member.log.close(), "close")
-        self._look_at_answers()
+        self.traffic.look_at_answers()
         self._forget(member)
         await member.end()
 
@@ -259,17 +207,14 @@ class History(ProcessHistory):
             await member.end()
 
     def _forget(self, member: Member) -> None:
-        self._look_at_answers()
+        self.traffic.forget(member)
         self.members.remove(member)
         for shard in self.model.shards.values():
             if shard.owner is member:
                 shard.owner = None
-        self._on_way = {
-            future: each for future, each in self._on_way.items() if each[2] is not member
-        }
 
     async def kill(self) -> None:
-        member = self._some_member()
+        member = self.some_member()
         if member is None:
             return
         if self.random.random() < 0.5:
@@ -281,7 +226,7 @@ class History(ProcessHistory):
             member.disk.kill_at(operation)
 
     async def lose_power(self) -> None:
-        member = self._some_member()
+        member = self.some_member()
         if member is None:
             return
         if self.random.random() < 0.3:
@@ -292,25 +237,25 @@ class History(ProcessHistory):
             self.say(f"power loss in disk operation {operation} of {member}")
             member.disk.crash_at(operation)
 
-    def _some_member(self) -> Member | None:
+    def some_member(self) -> Member | None:
         return self.random.choice(self.members) if self.members else None
 
     # --- Ownership ---
 
-    def _some_shard(self) -> ShardId:
+    def some_shard(self) -> ShardId:
         return self.shard_of(self.random.choice(KEYS))
 
-    def _owner(self, shard: ShardId) -> Member | None:
+    def owner_of(self, shard: ShardId) -> Member | None:
         owner = self.model.shard(shard).owner
         return owner if isinstance(owner, Member) and not owner.is_dead else None
 
     async def acquire(self) -> None:
-        member = self._some_member()
+        member = self.some_member()
         if member is not None:
-            await self._acquire(member, self._some_shard())
+            await self._acquire(member, self.some_shard())
 
     async def _acquire(self, member: Member, shard: ShardId) -> None:
-        owner = self._owner(shard)
+        owner = self.owner_of(shard)
         if owner is member:
             return
         self.say(f"{member} acquires {shard}")
@@ -321,7 +266,7 @@ class History(ProcessHistory):
                 raise Violation(f"nobody serves {shard}, and {member} cannot have it") from None
             return
         self._terms += 1
-        if self._owner(shard) is None:
+        if self.owner_of(shard) is None:
             self.model.shard(shard).owner = None  # its process may have died meanwhile
         self.model.acquired(shard, member, view.epoch)
         state = view.state
@@ -334,8 +279,8 @@ class History(ProcessHistory):
             raise Violation(f"{member} finds damage that nobody did: {recovered}")
 
     async def release(self) -> None:
-        shard = self._some_shard()
-        owner = self._owner(shard)
+        shard = self.some_shard()
+        owner = self.owner_of(shard)
         if owner is not None:
             await self._release(owner, shard)
 
@@ -360,14 +305,11 @@ class History(ProcessHistory):
     def _check_ended(self, owner: Member, shard: ShardId) -> None:
         """With its term everything in a shard is answered."""
         self.model.shard(shard).owner = None
-        self._look_at_answers()
-        for sent, of_shard, member in self._on_way.values():
-            if of_shard == shard and member is owner:
-                raise Violation(f"{sent} is not answered, and {owner} serves {shard} no more")
+        self.traffic.check_answered(owner, shard)
 
     async def drop(self) -> None:
-        shard = self._some_shard()
-        owner = self._owner(shard)
+        shard = self.some_shard()
+        owner = self.owner_of(shard)
         if owner is not None:
             await self._drop(owner, shard)
 
@@ -377,104 +319,12 @@ class History(ProcessHistory):
         self._check_ended(owner, shard)
         self._adding.pop((owner, shard), None)
 
-    # --- Publishing ---
-
-    def _payloads(self) -> list[bytes]:
-        self._count += 1
-        filler = b"x" * self.random.choice((0, 30, 200))
-        return [
-            b"%d.%d %s" % (self._count, n, filler) for n in range(self.random.choice((1, 1, 3)))
-        ]
-
-    async def append(self) -> None:
-        for _ in range(self.random.choice((1, 1, 4))):
-            key = self.random.choice(KEYS)
-            shard = self.shard_of(key)
-            sent = self.model.sending(key, self._payloads())
-            owner = self._owner(shard)
-            if owner is not None and self.random.random() < 0.9:
-                self._give(owner, sent)
-                continue
-            member = self._some_member()
-            if member is not None and member is not owner:
-                self._give(member, sent)
-
-    async def append_named(self) -> None:
-        key = self.random.choice(KEYS[:5])
-        publisher = f"p{key[0]}{key[1]}"
-        batches = self._numbered.setdefault(publisher, [])
-        first_open = next(
-            (at for at, sent in enumerate(batches) if sent.fate is Fate.OPEN), len(batches)
-        )
-        is_waiting = {id(sent) for sent, _, _ in self._on_way.values()}
-        for sent in batches[first_open:]:
-            if id(sent) not in is_waiting:
-                self._send_numbered(publisher, sent)
-        if batches and self.random.random() < 0.2:
-            self._send_numbered(publisher, self.random.choice(batches[-3:]))
-        sent = self.model.sending(key, self._payloads(), (publisher, len(batches)))
-        batches.append(sent)
-        self._send_numbered(publisher, sent)
-
-    def _send_numbered(self, publisher: str, sent: Sent) -> None:
-        owner = self._owner(self.shard_of(sent.key))
-        if owner is not None:
-            self._give(owner, sent)
-
-    def _give(self, member: Member, sent: Sent) -> None:
-        """Publish at a process. It has to refuse a batch whose shard is not its own."""
-        shard = self.shard_of(sent.key)
-        topic, partition = sent.key
-        publisher, number = sent.producer or (None, 0)
-        made = batch((topic, sent.payloads, partition), producer=publisher, number=number)
-        self.say(f"{member} gets {sent} for {topic}[{partition}]")
-        is_owner = self.model.shard(shard).owner is member
-        try:
-            future = member.run(lambda: member.log.append(made))
-        except (MovedError, BusyError) as error:
-            if is_owner and isinstance(error, MovedError):
-                raise Violation(f"{member} serves {shard}, and refuses {sent}: {error}") from error
-            self.model.refused(sent)
-            return
-        except RunnelError as error:
-            if sent.producer is None:
-                raise
-            self.say(
-                f"   {error}"
-            )  # a batch before it failed, and its publisher has not heard of it
-            return
-        except PowerLoss:
-            return
-        if not is_owner:
-            raise Violation(f"{member} takes {sent}, and does not serve {shard}")
-        sent.epoch = self.model.shard(shard).epoch
-        known = member.log._topics.recorded(topic)
-        assert known is not None
-        sent.generation = known.generation
-        self._on_way[future] = (sent, shard, member)
-
-    def _look_at_answers(self) -> None:
-        for future in [each for each in self._on_way if each.done()]:
-            sent, shard, member = self._on_way.pop(future)
-            if member.is_dead or future.cancelled():
-                continue
-            error = future.exception()
-            if error is None:
-                self.say(f"   {sent} is stored at {list(future.result().base_offsets)}")
-                self.model.stored(shard, sent, future.result())
-            elif isinstance(error, MovedError):
-                self.say(f"   {sent}: {error}")
-                if sent.producer is None:
-                    self.model.refused(sent)
-            elif not isinstance(error, (Unavailable, PowerLoss)):
-                raise error
-
     # --- What else belongs to a shard ---
 
     async def add_state(self) -> None:
         """A subscription records its progress."""
-        shard = self._some_shard()
-        owner = self._owner(shard)
+        shard = self.some_shard()
+        owner = self.owner_of(shard)
         if owner is None:
             return
         self._count += 1
@@ -495,7 +345,7 @@ class History(ProcessHistory):
 
     async def purge(self) -> None:
         key = self.random.choice(KEYS[:2])
-        owner = self._owner(self.shard_of(key))
+        owner = self.owner_of(self.shard_of(key))
         if owner is None or owner.log.metadata.topics.find(key[0]) is None:
             return
         floor = 1
@@ -516,22 +366,22 @@ class History(ProcessHistory):
 
     async def delete(self) -> None:
         key = ("removed", 0)
-        owner = self._owner(self.shard_of(key))
+        owner = self.owner_of(self.shard_of(key))
         if owner is None or owner.log.metadata.topics.find(key[0]) is None:
             return
         if self.random.random() < 0.5:  # what is being stored meanwhile is hidden, too
-            self._give(owner, self.model.sending(key, self._payloads()))
+            self.traffic.give(owner, self.model.sending(key, self.traffic.payloads()))
         self.say(f"{owner} deletes {key[0]}")
         with suppress(Unavailable, UnknownTopicError):
             await self.at(owner, owner.log.metadata.delete_topic(key[0]), "delete")
         if self.random.random() < 0.5:
             await self.purge()
-        if self.random.random() < 0.5 and self._owner(self.shard_of(key)) is owner:
+        if self.random.random() < 0.5 and self.owner_of(self.shard_of(key)) is owner:
             await self._drop(owner, self.shard_of(key))
 
     async def trim(self) -> None:
-        shard = self._some_shard()
-        owner = self._owner(shard)
+        shard = self.some_shard()
+        owner = self.owner_of(shard)
         if owner is not None:
             self.say(f"{owner} trims {shard}")
             with suppress(Unavailable):
@@ -540,7 +390,7 @@ class History(ProcessHistory):
     # --- What belongs to none ---
 
     async def set_cursor(self) -> None:
-        member = self._some_member()
+        member = self.some_member()
         if member is not None:
             await self.at(member, member.log.metadata.set_cursor("c", ()), "set_cursor")
             for each in self.members:
@@ -548,100 +398,15 @@ class History(ProcessHistory):
                     raise Violation(f"{each} does not know the cursor that {member} has set")
 
     async def take_term(self) -> None:
-        member = self._some_member()
+        member = self.some_member()
         if member is not None:
             term = await self.at(member, member.log.metadata.take_term("p"), "take_term")
             if term <= self._newest_term:
                 raise Violation(f"{member} gives p the term {term}, after {self._newest_term}")
             self._newest_term = term
 
-    # --- Checks ---
-
     async def check_one(self) -> None:
-        shard = self._some_shard()
-        owner = self._owner(shard)
+        shard = self.some_shard()
+        owner = self.owner_of(shard)
         if owner is not None:
-            await self._check(owner, shard)
-
-    async def _check(self, owner: Member, shard: ShardId) -> None:
-        """Read everything that a shard has."""
-        self._look_at_answers()
-        self._look_at_metadata()
-        self.say(f"{owner} reads all of {shard}")
-        for key in KEYS:
-            if self.shard_of(key) == shard and owner.log.metadata.topics.find(key[0]) is not None:
-                with suppress(UnknownTopicError):
-                    await self._check_partition(owner, key)
-        await self._check_entries(owner, shard)
-
-    def _look_at_metadata(self) -> None:
-        """Every log knows the same topics."""
-        topics: dict[str, int] = {}
-        for record in self.shared.records:
-            if isinstance(record, TopicMade):
-                topics[record.name] = self.model.generations[record.name] = record.generation
-            elif isinstance(record, TopicDeleted) and record.name in topics:
-                self.model.generations[record.name] = topics.pop(record.name) + 1
-        for member in self.members:
-            missing = topics.keys() - set(member.log.metadata.topics.names())
-            if missing and not member.is_dead:
-                raise Violation(f"{member} does not know the topics {sorted(missing)}")
-
-    async def _check_partition(self, owner: Member, key: TopicPartition) -> None:
-        log, shard = owner.log, self.shard_of(key)
-        keeps_all = self.policies.for_topic(key[0]).retain.bytes_max is None
-        required = self.model.required(key)
-        bounds = await self.at(owner, log.bounds(*key), "bounds")
-        offsets: list[int] = []
-        offset = bounds.first_offset
-        while offset < bounds.next_offset:
-            page = await self.at(owner, log.read(*key, offset, bytes_max=900), "read")
-            if page.gaps:
-                raise Violation(f"{key} has damage that nobody did: {page.gaps}")
-            for found in page.found:
-                read = found.wanted()
-                for message, run in zip(read.messages(), _run_of_rows(read), strict=True):
-                    self.model.saw(shard, log.shard(shard).epoch, message, *run)
-                    if offset <= message.offset < bounds.next_offset:
-                        offsets.append(message.offset)
-            offset = page.next_offset
-        self.model.check_partition(key, required, bounds, offsets, keeps_all=keeps_all)
-        if not keeps_all and (newest := self.model.newest(key)) is not None:
-            await self._check_last(owner, key, bounds.next_offset - 1, newest)
-
-    async def _check_last(
-        self, owner: Member, key: TopicPartition, offset: int, newest: bytes
-    ) -> None:
-        async def find() -> list[bytes]:
-            return [
-                each.batch.messages()[row].payload
-                async for some in owner.log.messages_at(self.shard_of(key), {key: offset})
-                for each in some
-                for row in each.rows
-            ]
-
-        found = await self.at(owner, find(), "messages_at")
-        if not found:
-            raise Violation(f"{key} has lost its last value, {newest!r}")
-
-    async def _check_entries(self, owner: Member, shard: ShardId) -> None:
-        view = owner.log.shard(shard)
-        bounds = view.entries()
-        position = Position(self.random.choice((0, view.epoch, 1)), bounds.first_offset)
-        last = (0, 0)
-        while position.entry < bounds.next_offset:
-            page = await self.at(owner, owner.log.read_shard(shard, position), "read_shard")
-            for found in page.found:
-                head = found.batch.envelope
-                place = (head.entry, head.column64(head.epochs)[0])
-                if place[0] <= last[0] or place[1] < last[1]:
-                    raise Violation(f"{shard}: entry and epoch {place} come after {last}")
-                last = place
-            if page.next_position.entry <= position.entry:
-                raise Violation(f"{shard}: reading from {position} leads to {page.next_position}")
-            position = page.next_position
-
-
-def _run_of_rows(read: Any) -> list[tuple[int, int]]:
-    """The entry and the epoch of each message."""
-    return [(run.entry, run.epoch) for run in read.runs() for _ in range(run.count)]
+            await check(self, owner, shard)
