@@ -4,7 +4,7 @@
 
 Each log is a process of its own on one machine: a process dies alone, power goes for all of them. The shards go from
 log to log by the real `acquire`, `release` and `drop`, while batches are on their way. The logs share their metadata
-(`tests/fakes/shared_metadata.py`); the directory, its locks and its marks are those of the simulated disk.
+(`log/metadata/shared_records.py`); the directory, its locks and its marks are those of the simulated disk.
 
 history   this: processes, and the operations on their logs     plan     what the seed draws before the history begins
 member    a process with its log                                traffic  batches that are sent and answered
@@ -22,11 +22,11 @@ from typing import Any, Final, TypeVar
 from runnel.errors import MovedError, Unavailable, UnknownTopicError
 from runnel.log.group_store import BatchGroup
 from runnel.log.log import ShardId
+from runnel.log.metadata.shared_records import SharedRecords
 from runnel.topics.policies import Policies
 from tests.fakes import lossy_store
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
-from tests.fakes.shared_metadata import SharedRecords
 from tests.fakes.workers import SimulatedWorkers
 from tests.log.owners.checks import check
 from tests.log.owners.member import Member, follow_tasks

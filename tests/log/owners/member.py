@@ -10,12 +10,12 @@ from typing import Any, Final, TypeVar
 from runnel.config import Settings
 from runnel.log.disk.disk_log import DiskLog
 from runnel.log.group_store import BatchGroup
+from runnel.log.metadata.shared_records import SharedRecords
 from runnel.platform.clock import Clock
 from runnel.topics.policies import Policies
 from tests.fakes.disk import FakeDisk
 from tests.fakes.lossy_store import Fate, lossy
 from tests.fakes.power import PowerLoss
-from tests.fakes.shared_metadata import SharedRecords
 from tests.fakes.workers import SimulatedWorkers
 
 T = TypeVar("T")

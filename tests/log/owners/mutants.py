@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pytest
@@ -20,11 +20,11 @@ from runnel.log.metadata.metadata_state import MetadataState
 from runnel.log.metadata.recorded_shard import RecordedShard
 from runnel.log.metadata.records import Closed, Opened, ShardRecord
 from runnel.log.metadata.shared_metadata import Apply
+from runnel.log.metadata.shared_records import MemberMetadata
 from runnel.log.metadata.state_journal import StateJournals
 from runnel.log.metadata.topic_table import Partition
 from runnel.platform.disk import DiskLock
 from runnel.topics.names import TopicPartition
-from tests.fakes.shared_metadata import MemberMetadata
 from tests.simulation.mutants import Mutant
 
 Patch = pytest.MonkeyPatch
@@ -76,6 +76,10 @@ def shards_are_released_while_batches_are_on_their_way(patch: Patch) -> None:
 
 def shards_are_served_without_a_lock(patch: Patch) -> None:
     class NoLock(DiskLock):
+        @property
+        def descriptors(self) -> Sequence[int]:
+            return ()
+
         def release(self) -> None:
             """Nothing is locked."""
 
