@@ -417,7 +417,7 @@ def test_newer_format_is_refused_with_a_clear_text() -> None:
         path = f"{home.directory}/runnel.json"
         home.overwrite(path, b'{"format": 99}')
         with pytest.raises(
-            FormatVersionError, match=r"format 99, this Runnel reads formats 1 and 2; .* newer"
+            FormatVersionError, match=r"format 99, this Runnel reads formats 1, 2 and 4; .* newer"
         ):
             await home.open()
         home.overwrite(path, b"???")

@@ -23,7 +23,7 @@ CONTENTS_FILE: Final = "checkpoint.json"
 
 _LINKED: Final = (paths.SEGMENT_SUFFIX, paths.INDEX_SUFFIX)
 # The lock file belongs to the broker that has the directory open, and a checkpoint does not contain another one.
-_LEFT_OUT: Final = frozenset((paths.LOCK_FILE, paths.CHECKPOINT))
+_LEFT_OUT: Final = frozenset((paths.LOCK_FILE, paths.CHECKPOINT, paths.NODES))
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -52,7 +52,10 @@ def make(directory: str, contents: Contents) -> str:
 
 def _link_or_copy(source: Path, target: Path) -> None:
     for entry in os.scandir(source):
-        if entry.name in _LEFT_OUT or entry.name.endswith(paths.UNFINISHED_SUFFIX):
+        # The database is copied by who has it open.
+        if paths.is_cluster_file(entry.name) or entry.name.endswith(paths.UNFINISHED_SUFFIX):
+            continue
+        if entry.name in _LEFT_OUT:
             continue
         copied = target / entry.name
         # A reader may be replacing an index at this moment. The broker that opens the copy makes it again.

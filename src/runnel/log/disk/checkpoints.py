@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from runnel.errors import ClientFault, Unavailable
 from runnel.log.backup import checkpoint
+from runnel.log.disk.directory_metadata import DirectoryMetadata
 from runnel.log.disk.shard import DiskShard
 from runnel.log.log import ShardId
-from runnel.log.metadata.shared_metadata import MetadataRecords
 from runnel.log.metadata.state_journal import StateJournals
 from runnel.platform.clock import Clock
 from runnel.platform.workers import Workers
@@ -29,7 +29,7 @@ class Checkpoints:
         directory: str,
         shards: Mapping[ShardId, DiskShard],
         states: StateJournals,
-        metadata: MetadataRecords,
+        metadata: DirectoryMetadata,
         clock: Clock,
         workers: Workers,
         check_open: Callable[[], None],
@@ -66,6 +66,7 @@ class Checkpoints:
                 }
                 contents = checkpoint.Contents(contents_id, self._clock.time_ns(), ends)
                 path = await self._workers.submit(checkpoint.make, self._directory, contents)
+                await self._metadata.copy_to(path)
         except OSError as error:
             self._exists = False
             raise Unavailable(

@@ -9,7 +9,14 @@ from typing import Final
 
 from runnel.errors import DiskFullError, FormatVersionError, SettingsError
 from runnel.log.segments import paths
-from runnel.log.segments.format_file import FORMAT, FormatFile, read_format, write_format
+from runnel.log.segments.format_file import (
+    FIRST_FORMAT,
+    FORMAT,
+    SHARED_FORMAT,
+    FormatFile,
+    read_format,
+    write_format,
+)
 from runnel.platform.disk import Disk, DiskLock
 
 _NAMES_SHOWN_MAX: Final = 3
@@ -43,10 +50,8 @@ def lock_directory(disk: Disk, directory: str) -> DiskLock:
         if paths.FORMAT_FILE in names:
             read_format(disk, directory)
         else:
-            # A directory with journals but without this file may come from an older Runnel.
-            is_old = paths.CATALOGUE in names
             is_new = paths.JOURNALS not in names
-            write_format(disk, directory, FormatFile(1 if is_old else FORMAT, is_new))
+            write_format(disk, directory, FormatFile(_format_of(names), is_new))
     except BaseException:
         lock.release()
         raise
@@ -56,11 +61,34 @@ def lock_directory(disk: Disk, directory: str) -> DiskLock:
 def check_present_format(disk: Disk, directory: str) -> None:
     """FormatVersionError unless the directory has the present format, also if an older one could be migrated."""
     found = read_format(disk, directory)
-    if found.format != FORMAT:
+    if found.format == FIRST_FORMAT:
         raise FormatVersionError(
             f"{directory} has format {found.format}: one broker alone has to open it first, which migrates it to "
             f"format {FORMAT}"
         )
+
+
+def _format_of(names: Sequence[str]) -> int:
+    """The format of a directory that has lost its format file, or never had one."""
+    if paths.CATALOGUE in names:
+        return FIRST_FORMAT
+    if paths.CLUSTER_FILE in names and paths.METADATA not in names:
+        return SHARED_FORMAT
+    return FORMAT
+
+
+def check_no_nodes(disk: Disk, directory: str) -> None:
+    """LockedError if one of several brokers of the directory still runs, though their parent does not. Blocks."""
+    root = f"{directory}/{paths.NODES}"
+    for name in disk.list(root):
+        disk.lock(f"{root}/{name}/{paths.LOCK_FILE}").release()
+
+
+def lock_node(disk: Disk, directory: str, member: str) -> DiskLock:
+    """Lock the directory for one of several logs: the next one to serve it alone waits for all of them. Blocks."""
+    folder = paths.node_folder(directory, member)
+    disk.make_directory(folder)
+    return disk.lock(f"{folder}/{paths.LOCK_FILE}")
 
 
 def _refuse_foreign(directory: str, names: Sequence[str]) -> None:

@@ -9,12 +9,19 @@ from os import PathLike
 from typing import Final
 
 from runnel.config import Keep, Settings
-from runnel.errors import ClientFault, ClosedError
+from runnel.errors import ClientFault, ClosedError, Unavailable
 from runnel.formats.batch import Batch
 from runnel.log.backup import checkpoint
 from runnel.log.disk import migration
 from runnel.log.disk.checkpoints import Checkpoints
-from runnel.log.disk.directory import check_present_format, checked_directory, lock_directory
+from runnel.log.disk.directory import (
+    check_no_nodes,
+    check_present_format,
+    checked_directory,
+    lock_directory,
+    lock_node,
+)
+from runnel.log.disk.directory_metadata import DirectoryMetadata
 from runnel.log.disk.directory_recovery import DirectoryRecovery
 from runnel.log.disk.disk_metadata import DiskMetadata
 from runnel.log.disk.folders import ShardFolders
@@ -65,7 +72,12 @@ from runnel.log.metadata.state_journal import StateJournals
 from runnel.log.metadata.topic_table import Partition, Topic, check_append, check_offset
 from runnel.log.segments import paths
 from runnel.log.segments.files import OpenFiles
-from runnel.log.segments.format_file import FORMAT, keep_account, read_format
+from runnel.log.segments.format_file import (
+    FIRST_FORMAT,
+    SHARED_FORMAT,
+    keep_account,
+    read_format,
+)
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.synced_marks import MarksFound, SyncedMarks
 from runnel.log.shard_view import ShardView, moved
@@ -107,6 +119,8 @@ class DiskLog:
         make_group_store: MakeGroupStore | None = None,
         shared: SharedMetadata | None = None,
         terms: TermRecords | None = None,
+        *,
+        is_locked: bool = False,
     ) -> None:
         self._tables = LogTables(
             settings.limits,
@@ -125,6 +139,7 @@ class DiskLog:
         self._tasks = OwnedTasks("the log")
         self._shared = shared
         self._listener = listener
+        self._is_locked = is_locked
         member = "" if shared is None else shared.member
         self._marks = SyncedMarks(disk, self._directory, member)
         self._state = MetadataState(policies, self._tables)
@@ -134,9 +149,12 @@ class DiskLog:
             f"{self._directory}/{paths.METADATA}",
             marks=self._marks,
             bytes_max=settings.log.catalogue_log_bytes_max,
-            snapshot=lambda: self._state.snapshot(clock.time_ns()),
+            snapshot=self.snapshot_of_metadata,
         )
-        recorded: MetadataRecords = self._journal if shared is None else shared
+        self._own = DirectoryMetadata(
+            self._directory, disk, workers, self._journal, self.snapshot_of_metadata
+        )
+        recorded: MetadataRecords = self._own if shared is None else shared
         folders = ShardFolders(disk, self._directory, self._topics.shard_count, member)
         self._states = StateJournals(
             disk,
@@ -196,7 +214,7 @@ class DiskLog:
             self._directory,
             self._owned.shards,
             self._states,
-            recorded,
+            self._own,
             clock,
             workers,
             self._check_open,
@@ -227,14 +245,16 @@ class DiskLog:
         make_group_store: MakeGroupStore | None = None,
         shared: SharedMetadata | None = None,
         terms: TermRecords | None = None,
+        is_locked: bool = False,
     ) -> DiskLog:
         """Lock the directory, and recover what a crash left.
 
         `make_group_store` makes what stores the groups of a shard, if that is not its segment files alone.
 
-        With `shared` metadata this is one of several logs that serve the directory. It locks nothing at first: whoever
-        starts these logs holds the directory's lock. It serves the shards that it acquires, each under the lock of the
-        shard's folder. `terms` records when.
+        With `shared` metadata this is one of several logs that serve the directory. It locks its own name alone: who
+        starts these logs holds the directory's lock (`ClusterDirectory`). It serves the shards that it acquires, each
+        under the lock of the shard's folder. `is_locked`: the caller holds the directory's lock also for a log that
+        serves it alone. `terms` records when.
 
         LockedError if another process holds it, FormatVersionError if a newer Runnel wrote it, SettingsError
         if it cannot be a data directory.
@@ -251,6 +271,7 @@ class DiskLog:
             make_group_store,
             shared,
             terms,
+            is_locked=is_locked,
         )
         opening = asyncio.get_running_loop().create_task(log._open())
         try:
@@ -275,6 +296,7 @@ class DiskLog:
     async def _open_beside_others(self, shared: SharedMetadata) -> None:
         submit = self._workers.submit
         await submit(check_present_format, self._disk, self._directory)
+        self._lock = await submit(lock_node, self._disk, self._directory, shared.member)
         await submit(self._marks.open)
         self._state.apply_all(await shared.load(self._follow))
 
@@ -300,25 +322,38 @@ class DiskLog:
 
     async def _open_alone(self) -> None:
         submit = self._workers.submit
-        self._lock = await submit(lock_directory, self._disk, self._directory)
-        if paths.CHECKPOINT in self._disk.list(self._directory):  # left by a killed process
+        if not self._is_locked:
+            self._lock = await submit(lock_directory, self._disk, self._directory)
+        names = self._disk.list(self._directory)
+        if paths.NODES in names:
+            await submit(check_no_nodes, self._disk, self._directory)
+        if paths.CHECKPOINT in names:  # left by a killed process
             await submit(checkpoint.discard, self._directory)
         marks = await submit(self._marks.open)
         written = await submit(read_format, self._disk, self._directory)
-        if written.format == FORMAT:
-            recovery = await self._recover(marks, keeps_account=written.keeps_account)
-        else:
+        is_shared = written.format == SHARED_FORMAT
+        if is_shared and {paths.METADATA, paths.CLUSTER_FILE} <= set(names):
+            await submit(migration.discard_journal, self._disk, self._directory, self._marks)
+        if not is_shared and paths.METADATA in names and any(map(paths.is_cluster_file, names)):
+            await submit(migration.discard_unshared, self._disk, self._directory)
+        if written.format == FIRST_FORMAT:
             recovery = await self._migrate(marks, keeps_account=written.keeps_account)
+        else:
+            recovery = await self._recover(
+                marks, keeps_account=written.keeps_account, is_shared=is_shared
+            )
         with suppress(OSError):  # then later starts do not report missing segments as losses
             await submit(keep_account, self._disk, self._directory)
-        await self._journal.add(Opened(self._state.epoch, self._clock.time_ns(), has_marks=True))
+        await self._own.add(Opened(self._state.epoch, self._clock.time_ns(), has_marks=True))
         self.recovered = self._report(recovery)
         self._damage = list(self.recovered.damage[:_DAMAGE_SHOWN_MAX])
 
-    async def _recover(self, marks: MarksFound, *, keeps_account: bool) -> Recovery:
+    async def _recover(
+        self, marks: MarksFound, *, keeps_account: bool, is_shared: bool
+    ) -> Recovery:
         submit = self._workers.submit
         await submit(migration.discard_former, self._disk, self._directory, self._marks)
-        loaded = await submit(self._journal.open)
+        loaded = await self._own.load(is_shared=is_shared)
         self._state.apply_all(loaded.records)
         self._state.has_marks = True
         recovery = self._recovery(keeps_account=keeps_account)
@@ -332,8 +367,8 @@ class DiskLog:
         found = await submit(directory.find, lambda _: None, ())
         await self._restore(recovery, found)
         if recovery.are_topics_incomplete and found:
-            with suppress(OSError):  # then the next start finds it damaged again
-                await submit(self._journal.renew)
+            with suppress(OSError, Unavailable):  # then the next start finds it damaged again
+                await self._own.renew()
         return recovery
 
     async def _migrate(self, marks: MarksFound, *, keeps_account: bool) -> Recovery:
@@ -374,7 +409,7 @@ class DiskLog:
             self._disk,
             self._directory,
             self._journal,
-            self._state.snapshot(self._clock.time_ns()),
+            self.snapshot_of_metadata(),
             (
                 (shard.catalogue, shard.snapshot(partitions.get(shard.id, ())))
                 for shard in self._owned
@@ -434,6 +469,10 @@ class DiskLog:
             for damage in recovery.all_damage():
                 self._on_damage(damage)
             return shard
+
+    def snapshot_of_metadata(self) -> list[MetadataRecord]:
+        """Records of everything that the metadata must have now. For a worker."""
+        return self._state.snapshot(self._clock.time_ns())
 
     def _report(self, recovery: Recovery) -> Recovered:
         differences = [
@@ -626,7 +665,7 @@ class DiskLog:
             if self._shared is not None:
                 await self._shared.close()
             else:
-                await self._journal.close(*(() if failure else (Closed(self._state.epoch),)))
+                await self._own.close(*(() if failure else (Closed(self._state.epoch),)))
             await self._workers.submit(self._marks.close)
             if failure is not None:
                 raise failure
@@ -634,7 +673,7 @@ class DiskLog:
             self._release()
 
     def _release(self) -> None:
-        self._journal.release()
+        self._own.release()
         if self._shared is not None:
             self._shared.release()
         self._states.release()

@@ -1,6 +1,8 @@
 """The file `runnel.json` in a data directory: which format the directory has.
 
-Format 2 has the metadata apart from the catalogues of the shards. Format 1 had one catalogue for all of it.
+Format 1 had one catalogue for everything. Format 2 has the metadata apart from the catalogues of the shards. Format 4
+is format 2 with the metadata in `cluster.sqlite`: several brokers have served the directory. A directory has the lowest
+format that says what is in it, so that Runnels which do not know the others can read it.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from runnel.log.segments import paths
 from runnel.log.segments.segments import write_whole
 from runnel.platform.disk import Disk, FileAccess
 
+FIRST_FORMAT: Final = 1
 FORMAT: Final = 2
-_FORMATS_READ: Final = (1, FORMAT)
+SHARED_FORMAT: Final = 4  # 3 would be one flipped bit away from both
+_FORMATS_READ: Final = (FIRST_FORMAT, FORMAT, SHARED_FORMAT)
 
 
 class FormatFile(msgspec.Struct):
@@ -46,7 +50,7 @@ def read_format(disk: Disk, directory: str) -> FormatFile:
     if found.format not in _FORMATS_READ:
         raise FormatVersionError(
             f"{path}: the directory has format {found.format}, this Runnel reads formats "
-            f"{' and '.join(map(str, _FORMATS_READ))}; use the Runnel that wrote it, or a newer one"
+            f"{FIRST_FORMAT}, {FORMAT} and {SHARED_FORMAT}; use the Runnel that wrote it, or a newer one"
         )
     return found
 

@@ -7,6 +7,7 @@
     checkpoint/                      all of this as of one moment, while a backup is made
     cluster.sqlite                   instead of `metadata/`, once several brokers have served it; and owners of shards
     metadata/00000000000000000007    what belongs to no shard; the newest file is the one in use
+    nodes/<name>/lock                held by each of several logs that serve the directory
     journals/<journal>/name          the journal's real name
     journals/<journal>/shards        its number of shards, unless it has one
     journals/<journal>/<shard>/00000000000000000001-0.segment    number and generation
@@ -35,6 +36,7 @@ FORMAT_FILE: Final = "runnel.json"
 LOCK_FILE: Final = "lock"
 MARKS_FILE: Final = "synced"
 METADATA: Final = "metadata"
+NODES: Final = "nodes"
 CLUSTER_FILE: Final = "cluster.sqlite"
 CATALOGUE: Final = "catalogue"
 JOURNALS: Final = "journals"
@@ -56,6 +58,8 @@ _OUR_NAMES: Final = frozenset(
         MARKS_FILE,
         CHECKPOINT,
         METADATA,
+        CLUSTER_FILE,
+        NODES,
         CATALOGUE,
         JOURNALS,
         "runnel.toml",
@@ -105,6 +109,16 @@ def marks_file(member: str) -> str:
     return f"{MARKS_FILE}.{folder_name(member)}" if member else MARKS_FILE
 
 
+def node_folder(directory: str, member: str) -> str:
+    """The folder of one of several logs that serve the directory; its lock lies there."""
+    return f"{directory}/{NODES}/{folder_name(member)}"
+
+
+def is_cluster_file(name: str) -> bool:
+    """Whether a file in the data directory is `cluster.sqlite`, or belongs to it."""
+    return name.startswith(CLUSTER_FILE)
+
+
 def is_marks_file(name: str) -> bool:
     return name == MARKS_FILE or (
         name.startswith(f"{MARKS_FILE}.") and not name.endswith(UNFINISHED_SUFFIX)
@@ -117,7 +131,7 @@ def foreign_names(names: Sequence[str]) -> list[str]:
         name
         for name in names
         if name.removesuffix(UNFINISHED_SUFFIX) not in _OUR_NAMES
-        and not name.startswith((_TOKENS_FILE, f"{MARKS_FILE}."))
+        and not name.startswith((_TOKENS_FILE, f"{MARKS_FILE}.", f"{CLUSTER_FILE}-"))
     ]
 
 

@@ -15,7 +15,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -280,6 +280,19 @@ class ClusterDatabase:
         finally:
             if connection.in_transaction:
                 connection.execute("COMMIT")
+
+    async def copy_to(self, path: str) -> None:
+        """Write a copy of the whole file, which needs no other file beside it."""
+        await self._workers.submit(self._copy, path)
+
+    def _copy(self, path: str) -> None:
+        # Not by reading the file: to close it would release the locks that this process has on it.
+        try:
+            with closing(sqlite3.connect(path)) as target:
+                self._connection.backup(target)
+                target.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.Error as error:
+            raise failure(error, path) from error
 
     # --- Following ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -67,7 +68,7 @@ def row_of(record: MetadataRecord) -> Row:
 
 def put(connection: sqlite3.Connection, version: int, changed: Iterable[MetadataRecord]) -> None:
     """Let the rows say what these records say."""
-    for record in changed:
+    for record in map(partial(_with_epoch, connection), changed):
         row = row_of(record)
         if row.is_there:
             connection.execute(
@@ -78,6 +79,15 @@ def put(connection: sqlite3.Connection, version: int, changed: Iterable[Metadata
             _remove(connection, row.kind, row.name)
         if row.voids:
             _remove(connection, row.voids, row.name)
+
+
+def _with_epoch(connection: sqlite3.Connection, record: MetadataRecord) -> MetadataRecord:
+    """The epoch above which all others are only rises, as if every record of it was still there."""
+    if isinstance(record, records.Opened):
+        known = find(connection, OPENED, "")
+        if isinstance(known, records.Opened) and known.epoch > record.epoch:
+            return msgspec.structs.replace(record, epoch=known.epoch)
+    return record
 
 
 def _remove(connection: sqlite3.Connection, kind: str, name: str) -> None:

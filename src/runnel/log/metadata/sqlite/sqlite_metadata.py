@@ -32,7 +32,7 @@ _TERMS_PRUNED_EVERY: Final = 8_192  # changes: it sorts all terms
 class SqliteMetadata:
     """One log's access. See `SharedMetadata`.
 
-    A log that has the directory for itself uses it too, by `load_alone`. Neither closes the database.
+    A log that has the directory for itself uses it too, by `alone`. Neither closes the database.
     """
 
     def __init__(self, database: ClusterDatabase, member: str) -> None:
@@ -46,6 +46,13 @@ class SqliteMetadata:
         self._is_alone = False
         self._is_fenced = False
         self._is_ended = False
+
+    @classmethod
+    def alone(cls, database: ClusterDatabase) -> SqliteMetadata:
+        """The access of the only log of the directory, which follows nobody."""
+        metadata = cls(database, "")
+        metadata._is_alone = True
+        return metadata
 
     @property
     def member(self) -> str:
@@ -70,11 +77,19 @@ class SqliteMetadata:
         return found.records
 
     async def load_alone(self) -> LoadedRecords[MetadataRecord]:
-        """Read everything, for the only log of the directory: the registrations of others end."""
-        self._is_alone = True
-        await self._database.change(_forget_followers)
+        """Read everything, for the only log of the directory: the lives of all nodes have ended.
+
+        CorruptionError if the file itself is damaged; records that cannot be read are damage.
+        """
+        await self._database.read(self._check)
+        await self._database.change(_end_lives)
         found, _ = await self._database.read(self._read_all)
         return found
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise damaged(self._database.path, str(found))
 
     def _register(self, connection: sqlite3.Connection) -> None:
         connection.execute(
@@ -274,8 +289,13 @@ def forget_follower(connection: sqlite3.Connection, member: str) -> None:
     connection.execute("DELETE FROM follower WHERE member = ?", (member,))
 
 
-def _forget_followers(connection: sqlite3.Connection) -> None:
+def _end_lives(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM follower")
+    connection.execute("DELETE FROM load")
+    connection.execute("UPDATE view SET version = version + 1")
+    connection.execute(
+        "UPDATE node SET is_alive = 0, version = (SELECT version FROM view) WHERE is_alive"
+    )
     _prune(connection, _newest(connection))
 
 
