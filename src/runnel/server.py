@@ -26,11 +26,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker
+from runnel.cluster import ClusterNode
+from runnel.cluster.sqlite import SqliteState
 from runnel.config import IN_MEMORY, Settings
 from runnel.errors import SettingsError
 from runnel.formats.memory import keep_freed_memory
+from runnel.log.metadata.sqlite.database import ClusterDatabase
+from runnel.log.metadata.sqlite.sqlite_metadata import SqliteMetadata
+from runnel.log.segments.paths import CLUSTER_FILE
 from runnel.platform.addresses import is_loopback
-from runnel.platform.clock import SystemClock
+from runnel.platform.clock import Clock, SystemClock
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import RealDisk
 from runnel.platform.extras import has_extra, how_to_install
@@ -73,6 +78,11 @@ class ChildParts:
     warns: bool
     """Whether it logs what is wrong with the settings: one of the processes does, once."""
 
+    @property
+    def own_address(self) -> str:
+        """Its own listener, as other nodes name it to clients: at the host that the client has reached."""
+        return f":{self.native[-1].getsockname()[1]}"
+
 
 class ServerListener(Protocol):
     """An open listener of any protocol: native, HTTP or gRPC."""
@@ -97,8 +107,10 @@ class Server:
         broker: Broker,
         authenticator: Authenticator,
         listeners: Mapping[str, ServerListener],
+        node: ClusterNode | None = None,
     ) -> None:
         self.settings = settings
+        self.node = node
         self.broker = broker
         self.listeners = listeners
         self._authenticator = authenticator
@@ -126,6 +138,8 @@ class Server:
 
     async def drain(self) -> None:
         """Refuse new requests, finish accepted ones, tell the clients, store everything."""
+        if self.node is not None:
+            self.node.take_no_more()
         logger.info("shutting down", connections=self.connection_count)
         drained = await asyncio.gather(*(listener.drain() for listener in self.listeners.values()))
         if not all(drained):
@@ -174,8 +188,9 @@ async def open_server(settings: Settings, child: ChildParts | None = None) -> As
             None, _import_listeners, settings, child
         )
         opened.push_async_callback(asyncio.wait, {importing})
+        node = None if child is None else await _open_node(settings, clock, opened)
         broker = await Broker.open(
-            settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers
+            settings, directory=directory, disk=RealDisk(), clock=clock, workers=workers, node=node
         )
         opened.push_async_callback(broker.close)
         if directory is not None and warns:
@@ -198,7 +213,9 @@ async def open_server(settings: Settings, child: ChildParts | None = None) -> As
         await start_listener("native", partial(NativeListener.open, inherited=inherited))
         for name, open_listener in await importing:
             await start_listener(name, open_listener)
-        server = Server(settings, broker, authenticator, listeners)
+        if child is not None and node is not None:
+            await node.start(child.own_address)
+        server = Server(settings, broker, authenticator, listeners, node)
         _register_gauges(server, authenticator)
         heap_worker = ThreadWorkers(1, name="runnel-heap")
         opened.callback(heap_worker.close)
@@ -210,6 +227,16 @@ async def open_server(settings: Settings, child: ChildParts | None = None) -> As
             watching = asyncio.get_running_loop().create_task(watch)
             opened.push_async_callback(_cancel, watching)
         yield server
+
+
+async def _open_node(settings: Settings, clock: Clock, opened: AsyncExitStack) -> ClusterNode:
+    """This process among the nodes that serve the data directory. The broker stops it, then its state is closed."""
+    database = await ClusterDatabase.open(f"{settings.data}/{CLUSTER_FILE}")
+    opened.push_async_callback(database.close)
+    state = await SqliteState.open(database, settings.cluster.node, clock)
+    opened.push_async_callback(state.close)
+    metadata = SqliteMetadata(database, settings.cluster.node)
+    return ClusterNode(state, metadata, clock, is_balanced=settings.cluster.balance)
 
 
 async def _give_back_memory(heap: Heap, worker: ThreadWorkers, clock: SystemClock) -> None:

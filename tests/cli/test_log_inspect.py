@@ -192,5 +192,6 @@ def test_newer_format_is_refused(directory: Path, capsys: pytest.CaptureFixture[
     (directory / "runnel.json").write_text('{"format": 3}')
     assert run(["log", "inspect", str(directory)]) == 1
     assert (
-        "the directory has format 3, this Runnel reads formats 1, 2 and 4" in capsys.readouterr().err
+        "the directory has format 3, this Runnel reads formats 1, 2 and 4"
+        in capsys.readouterr().err
     )

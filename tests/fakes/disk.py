@@ -414,9 +414,5 @@ class FakeLock:
         self._disk = disk
         self._inode = inode
 
-    @property
-    def descriptors(self) -> Sequence[int]:
-        return ()
-
     def release(self) -> None:
         self._disk.unlock(self._inode)

@@ -26,7 +26,6 @@ SILENCE_NS_MAX = 1_000_000_000
 class _Directory:
     """A directory without files that says who is declared dead."""
 
-    locks: Sequence[int] = ()
     recovered: Sequence[str] = ()
 
     async def declare_dead(self, name: str, incarnation: int) -> None:

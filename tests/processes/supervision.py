@@ -12,9 +12,9 @@ from random import Random
 
 from runnel.processes.supervisor import (
     AnnounceAll,
-    BuryChild,
     EndSupervision,
     KillChild,
+    ReapChild,
     StartChild,
     SupervisionRules,
     Supervisor,
@@ -189,8 +189,8 @@ class _History:
             self._lived_through.discard(number)
         self._waits_since[number] = self._now_ns
         actions = self._supervisor.ended(number, process.life, exit_code, self._now_ns)
-        if not any(isinstance(action, BuryChild) for action in actions):
-            raise Violation(f"{number} is not buried")
+        if not any(isinstance(action, ReapChild) for action in actions):
+            raise Violation(f"{number} is not reaped")
         self._do(actions)
 
     def _new(self, life: int) -> _Process:
@@ -224,9 +224,9 @@ class _History:
                     self._kill(number)
                 case TellChild(number, word):
                     self._tell(number, word)
-                case BuryChild(number):
+                case ReapChild(number):
                     if number in self._processes:
-                        raise Violation(f"{number} is buried alive")
+                        raise Violation(f"{number} is reaped alive")
                 case AnnounceAll():
                     self._announce()
                 case EndSupervision():

@@ -10,8 +10,8 @@ import pytest
 
 from runnel.processes.supervisor import (
     AnnounceAll,
-    BuryChild,
     KillChild,
+    ReapChild,
     StartChild,
     Supervisor,
     SupervisorAction,
@@ -89,12 +89,12 @@ class NeverKillsAtTheEnd(Supervisor):
         return actions
 
 
-class BuriesNobody(Supervisor):
+class ReapsNobody(Supervisor):
     def ended(
         self, number: int, life: int, exit_code: int, now_ns: int
     ) -> Sequence[SupervisorAction]:
         actions = super().ended(number, life, exit_code, now_ns)
-        return [each for each in actions if not isinstance(each, BuryChild)]
+        return [each for each in actions if not isinstance(each, ReapChild)]
 
 
 class StartsTwice(Supervisor):
@@ -113,7 +113,7 @@ class StartsTwice(Supervisor):
         StartsOneLess,
         AnnouncesTheFirst,
         NeverKillsAtTheEnd,
-        BuriesNobody,
+        ReapsNobody,
         StartsTwice,
     ],
     ids=lambda mutant: mutant.__name__,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from runnel.processes.supervisor import (
     AnnounceAll,
-    BuryChild,
     EndSupervision,
     KillChild,
+    ReapChild,
     StartChild,
     SupervisionRules,
     Supervisor,
@@ -50,15 +50,15 @@ def test_a_child_that_ends_is_started_again_after_a_delay_that_grows() -> None:
     supervisor = serving(2)
     now_ns = 0
     for life, delay_ns in enumerate((100, 200, 400, 800, 1_600), 1):
-        buried = BuryChild(1, -9, False, delay_ns * MS, None)
-        assert supervisor.ended(1, life, -9, now_ns) == [buried]
+        reaped = ReapChild(1, -9, False, delay_ns * MS, None)
+        assert supervisor.ended(1, life, -9, now_ns) == [reaped]
         assert pass_time(supervisor, now_ns, now_ns + delay_ns * MS - 1, [2]) == []
         now_ns += delay_ns * MS
         assert supervisor.tick(now_ns) == [StartChild(1, life + 1)]
     delays_ns = set()
     for life in range(6, 20):
         (last,) = supervisor.ended(1, life, 0, now_ns)
-        assert isinstance(last, BuryChild)
+        assert isinstance(last, ReapChild)
         assert last.restart_in_ns is not None
         delays_ns.add(last.restart_in_ns)
         now_ns += last.restart_in_ns
@@ -74,7 +74,7 @@ def test_the_delay_is_short_again_after_a_long_life() -> None:
         pass_time(supervisor, life * SECOND, (life + 1) * SECOND, [2])
     later_ns = 4 * SECOND + RULES.stable_ns
     pass_time(supervisor, 4 * SECOND, later_ns, [1, 2])
-    assert supervisor.ended(1, 4, 1, later_ns) == [BuryChild(1, 1, False, 100 * MS, None)]
+    assert supervisor.ended(1, 4, 1, later_ns) == [ReapChild(1, 1, False, 100 * MS, None)]
 
 
 def test_a_silent_child_is_killed_once() -> None:
@@ -119,12 +119,12 @@ def test_a_child_that_says_why_it_cannot_start_ends_everything() -> None:
     supervisor.serves(1, 1, SECOND)
     supervisor.failed(2, 1, WRONG)
     assert supervisor.ended(2, 1, 1, SECOND) == [
-        BuryChild(2, 1, False, None, WRONG),
+        ReapChild(2, 1, False, None, WRONG),
         TellChild(1, ToldWord.DRAIN),
         TellChild(3, ToldWord.DRAIN),
     ]
     assert supervisor.serves(3, 1, SECOND) == []
-    assert supervisor.ended(1, 1, 0, SECOND) == [BuryChild(1, 0, True, None, None)]
+    assert supervisor.ended(1, 1, 0, SECOND) == [ReapChild(1, 0, True, None, None)]
     assert supervisor.ended(3, 1, 0, SECOND)[-1] == EndSupervision(1, WRONG)
 
 
@@ -133,8 +133,8 @@ def test_a_child_that_keeps_crashing_at_the_start_ends_everything() -> None:
     supervisor.begin(0)
     now_ns = 0
     for life in range(1, RULES.first_lives_max):
-        (buried,) = supervisor.ended(1, life, -11, now_ns)
-        assert isinstance(buried, BuryChild)
+        (reaped,) = supervisor.ended(1, life, -11, now_ns)
+        assert isinstance(reaped, ReapChild)
         now_ns += 2 * SECOND
         pass_time(supervisor, now_ns, now_ns + 1)
     assert supervisor.ended(1, RULES.first_lives_max, -11, now_ns)[-1] == EndSupervision(1, None)
@@ -143,7 +143,7 @@ def test_a_child_that_keeps_crashing_at_the_start_ends_everything() -> None:
 def test_a_child_that_cannot_start_later_is_tried_again() -> None:
     supervisor = serving(2)
     supervisor.failed(2, 1, WRONG)
-    assert supervisor.ended(2, 1, 1, 0) == [BuryChild(2, 1, False, 100 * MS, WRONG)]
+    assert supervisor.ended(2, 1, 1, 0) == [ReapChild(2, 1, False, 100 * MS, WRONG)]
 
 
 def test_a_signal_drains_all_and_a_second_one_hurries_them() -> None:
@@ -151,7 +151,7 @@ def test_a_signal_drains_all_and_a_second_one_hurries_them() -> None:
     supervisor.ended(3, 1, -9, 0)
     words = [TellChild(1, ToldWord.DRAIN), TellChild(2, ToldWord.DRAIN)]
     assert supervisor.stop(0) == words
-    assert supervisor.ended(1, 1, 0, SECOND) == [BuryChild(1, 0, True, None, None)]
+    assert supervisor.ended(1, 1, 0, SECOND) == [ReapChild(1, 0, True, None, None)]
     assert supervisor.stop(2 * SECOND) == [TellChild(2, ToldWord.HURRY)]
     (killed,) = pass_time(supervisor, 2 * SECOND, 13 * SECOND, [2])
     assert killed == KillChild(2, "it has not ended in time")

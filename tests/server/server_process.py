@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,16 @@ class ServerProcess:
     def process(self) -> psutil.Process:
         """The running process, for its resources."""
         return psutil.Process(self._running.pid)
+
+    def nodes(self) -> dict[str, psutil.Process]:
+        """The processes that it has started (`--processes`), by the names of their nodes."""
+        found = {}
+        for child in self.process.children():
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                words = child.cmdline()
+                if "runnel.cli.child" in words:
+                    found[words[-2]] = child
+        return found
 
     @property
     def _running(self) -> subprocess.Popen[bytes]:
@@ -124,10 +134,15 @@ class ServerProcess:
             self._running.stdout.close()
 
     def discard(self) -> None:
-        """End it, in whatever state it is."""
+        """End it and the processes that it has started, in whatever state they are."""
         if self._process is not None:
+            children = [] if self._process.poll() is not None else self.process.children()
             self._process.kill()
             self._process.wait(SECONDS_MAX)
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            psutil.wait_procs(children, SECONDS_MAX)
             self._close()
 
 

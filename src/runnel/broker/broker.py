@@ -317,12 +317,7 @@ class Broker:
     @property
     def recovered(self) -> Sequence[str]:
         """The problems that opening found, as lines for an operator; empty if there were none."""
-        found = self._stores.main.recovered
-        lines = [] if found.was_clean else ["the last run did not end cleanly; recovered"]
-        lines += [f"torn tail cut: {torn}" for torn in found.torn]
-        lines += [f"damaged: {bad}" for bad in found.damage]
-        lines += [difference.text for difference in found.differences]
-        return lines
+        return self._stores.main.recovered.lines
 
     @property
     def policies(self) -> Policies:

@@ -18,5 +18,6 @@ __all__ = [
     "Wish",
     "memory",
     "planning",
+    "sqlite",
     "state",
 ]

@@ -142,6 +142,11 @@ class ClusterNode:
         await self.state.set_draining(self.name, is_draining=True)
         await self.wait_idle()
 
+    def take_no_more(self) -> None:
+        """Take no more shards, and serve those that are here until `stop`: the others end too."""
+        self._ownership.ending()
+        self._run()
+
     async def stop(self) -> None:
         """Give up all shards, leave the cluster, and end all tasks."""
         if self._is_over:

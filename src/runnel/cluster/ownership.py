@@ -100,6 +100,7 @@ class Ownership:
         self._shards: dict[ShardId, _Shard] = {}
         self._heirs: dict[ShardId, str] = {}  # as of this view
         self._is_stopping = False
+        self._takes_nothing = False
         self._is_gone = False
 
     # --- Events ---
@@ -152,9 +153,13 @@ class Ownership:
             known.phase = ShardPhase.FREE
             known.was_served = True
 
+    def ending(self) -> None:
+        """This node is about to stop: it takes nothing more, and serves what it has."""
+        self._takes_nothing = True
+
     def stopping(self) -> None:
         """This node ends in good order: it gives up everything, and takes nothing more."""
-        self._is_stopping = True
+        self._is_stopping = self._takes_nothing = True
 
     def fenced(self) -> None:
         """This life is over."""
@@ -209,7 +214,7 @@ class Ownership:
 
     def is_coming(self, shard: ShardId) -> bool:
         """Whether this node serves the shard soon: it loads it, or is to take it from nobody or from a living owner."""
-        if self._is_gone or self._is_stopping or self._me is None:
+        if self._is_gone or self._takes_nothing or self._me is None:
             return False
         phase = self.phase(shard)
         if phase is ShardPhase.LOADING:
@@ -237,7 +242,7 @@ class Ownership:
 
     def due_ns(self, now_ns: int) -> int | None:
         """When `decide` has to be called again though nothing has happened; None: never."""
-        if self._me is None or self._is_gone or self._is_stopping:
+        if self._me is None or self._is_gone or self._takes_nothing:
             return None
         times = [
             max(known.retry_at_ns, self._may_take_at_ns(known))
@@ -271,7 +276,7 @@ class Ownership:
     def _decide(self, shard: ShardId, known: _Shard, now_ns: int) -> Action | None:
         if known.phase is ShardPhase.FREE:
             if (
-                not self._is_stopping
+                not self._takes_nothing
                 and now_ns >= known.retry_at_ns
                 and now_ns >= self._may_take_at_ns(known)
                 and self._should_take(shard)

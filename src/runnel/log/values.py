@@ -295,6 +295,16 @@ class Recovered(msgspec.Struct, frozen=True):
     damage: Sequence[str] = ()  # stored bytes that are unreadable now
     differences: Sequence[Difference] = ()  # topics whose fixed policy differs from the rules
 
+    @property
+    def lines(self) -> Sequence[str]:
+        """All of it, as lines for an operator; empty if there is nothing to report."""
+        return [
+            *([] if self.was_clean else ["the last run did not end cleanly; recovered"]),
+            *(f"torn tail cut: {torn}" for torn in self.torn),
+            *(f"damaged: {bad}" for bad in self.damage),
+            *(difference.text for difference in self.differences),
+        ]
+
 
 class Capabilities(msgspec.Struct, frozen=True):
     """What a store can do that others cannot. Callers decide by these values, not by the kind of store."""

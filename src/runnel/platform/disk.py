@@ -95,11 +95,6 @@ class File(Protocol):
 class DiskLock(Protocol):
     """A lock held by this process until it releases it or ends."""
 
-    @property
-    def descriptors(self) -> Sequence[int]:
-        """What holds the lock. It lasts until every process that has inherited them has closed them or ended."""
-        ...
-
     def release(self) -> None:
         """May be called again."""
         ...
@@ -400,10 +395,6 @@ class FileLock:
             self._close()
             error.filename = path
             raise
-
-    @property
-    def descriptors(self) -> Sequence[int]:
-        return tuple(self._descriptors)
 
     def _open(self, path: str, flags: int) -> int:
         descriptor = os.open(path, flags, _FILE_MODE)

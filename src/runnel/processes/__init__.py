@@ -4,4 +4,4 @@
 what runs in each process.
 """
 
-__all__ = ["child", "parent"]
+__all__ = ["child", "directory", "parent"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from socket import socket
 from typing import Final
 
+from runnel.cluster import ClusterNode
 from runnel.config import LogLevel, Settings
 from runnel.errors import RunnelError
 from runnel.platform.diagnostics import get_logger
@@ -20,6 +20,7 @@ from runnel.processes.channel import Channel, receive_blocking
 from runnel.processes.messages import (
     EndWord,
     Heartbeat,
+    Joined,
     Launch,
     NewSettings,
     Reloaded,
@@ -71,6 +72,7 @@ class _Child:
         self._server: Server | None = None
         self._is_ending = False
         self._is_hurried = False
+        self._is_fenced = False
         self._signals = 0
         self._new_settings: asyncio.Queue[Settings] = asyncio.Queue()
 
@@ -87,7 +89,7 @@ class _Child:
             self._tasks.start(self._listen(channel))
             try:
                 await self._serve(channel)
-                self.exit_code = 0
+                self.exit_code = int(self._is_fenced)
             except RunnelError as error:
                 channel.send(StartFailure(error.code, str(error)))
             finally:
@@ -101,6 +103,9 @@ class _Child:
             server = await opened.enter_async_context(
                 open_server(launch.settings, _inherited_parts(launch))
             )
+            assert server.node is not None
+            channel.send(Joined(_incarnation(server.node), server.node.address))
+            server.node.on_fenced = self._on_fenced
             self._server = server
             self._pass_on_end()
             spare_collector(server)
@@ -138,6 +143,12 @@ class _Child:
 
     # --- The end ---
 
+    def _on_fenced(self) -> None:
+        """This life is over: the parent begins another one."""
+        logger.error("another process has declared this node dead, so it ends")
+        self._is_fenced = True
+        self._end(is_hurried=True)
+
     def _on_terminate(self) -> None:
         self._signals += 1
         self._end(is_hurried=self._signals > 1)
@@ -161,6 +172,10 @@ class _Child:
                 self._server.stop()
 
 
+def _incarnation(node: ClusterNode) -> int:
+    return node.view.nodes[node.name].incarnation
+
+
 async def _beat(channel: Channel) -> None:
     while True:
         channel.send(Heartbeat())
@@ -168,8 +183,6 @@ async def _beat(channel: Channel) -> None:
 
 
 def _inherited_parts(launch: Launch) -> ChildParts:
-    for descriptor in launch.locks:
-        os.set_inheritable(descriptor, False)  # noqa: FBT003 - held, but not by processes of this one
     sockets = {name: inherited_socket(number) for name, number in launch.sockets.items()}
     native = sockets["native"]
     return ChildParts(

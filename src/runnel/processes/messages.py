@@ -25,8 +25,6 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     log_format: str
     sockets: dict[str, int]
     """The inherited listening sockets, by listener."""
-    locks: list[int]
-    """The inherited lock of the data directory: it is held until the last process of the broker has ended."""
     grpc_address: str | None
     """`host:port` that all children bind for gRPC; None: no such listener."""
     former_end: str = ""
@@ -40,7 +38,7 @@ class NewSettings(msgspec.Struct, frozen=True, tag="settings"):
 
 
 class EndWord(msgspec.Struct, frozen=True, tag="end"):
-    """To a child: finish accepted requests and end, or end at once."""
+    """To all children: finish accepted requests and end, or end at once."""
 
     is_hurried: bool
 

@@ -16,10 +16,8 @@ import msgspec
 from runnel.config import ClusterSettings, LogLevel, Settings
 from runnel.config.changes import taken_over
 from runnel.errors import SettingsError, Unavailable, from_details
-from runnel.log.disk.directory import lock_directory
 from runnel.platform.clock import SystemClock
 from runnel.platform.diagnostics import get_logger
-from runnel.platform.disk import DiskLock, RealDisk
 from runnel.platform.service_manager import ServiceState, notify
 from runnel.platform.signals import handled_signals, hangup_ends
 from runnel.platform.tasks import OwnedTasks
@@ -39,9 +37,9 @@ from runnel.processes.messages import (
 from runnel.processes.ports import SharedPorts
 from runnel.processes.supervisor import (
     AnnounceAll,
-    BuryChild,
     EndSupervision,
     KillChild,
+    ReapChild,
     StartChild,
     SupervisionRules,
     Supervisor,
@@ -53,7 +51,7 @@ from runnel.processes.supervisor import (
 logger = get_logger("runnel")
 
 _NS_PER_SECOND: Final = 1_000_000_000
-# A child's last words are read before it is buried; they are there, unless something else holds its socket.
+# A child's last words are read before it is reaped; they are there, unless something else holds its socket.
 _LAST_WORDS_SECONDS_MAX: Final = 1.0
 # How often a node is declared dead, if the state cannot be written, and the pause between.
 _DECLARATIONS_MAX: Final = 5
@@ -64,13 +62,8 @@ _CLOSING_NS_MAX: Final = 30 * _NS_PER_SECOND
 _NOT_FOR_CHILDREN: Final = "NOTIFY_SOCKET"
 
 
-class ClusterDirectory(Protocol):
+class NodesDirectory(Protocol):
     """The data directory of several nodes: locked, checked as a whole, and with the state that they share."""
-
-    @property
-    def locks(self) -> Sequence[int]:
-        """The descriptors of the directory's lock. Children inherit them: it lasts until all of them have ended."""
-        ...
 
     @property
     def recovered(self) -> Sequence[str]:
@@ -81,7 +74,7 @@ class ClusterDirectory(Protocol):
         """Fence a node whose process has ended. Unavailable: try again."""
 
     async def close(self) -> None:
-        """Release the lock, as far as this process holds it."""
+        """Record that all nodes have ended in good order, and release the lock."""
 
 
 class ParentSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,34 +90,8 @@ class ParentSetup(msgspec.Struct, frozen=True, kw_only=True):
     set_log_level: Callable[[LogLevel], None]
     announce: Callable[[Mapping[str, str], Sequence[str]], None]
     """Called once, with the addresses of the listeners and what was found at the opening, when all children serve."""
-    open_directory: Callable[[Settings], Awaitable[ClusterDirectory]]
+    open_directory: Callable[[Settings], Awaitable[NodesDirectory]]
     rules: SupervisionRules
-
-
-class _LockedDirectory:
-    """The data directory of nodes that share nothing but its lock."""
-
-    def __init__(self, lock: DiskLock) -> None:
-        self._lock = lock
-
-    @property
-    def locks(self) -> Sequence[int]:
-        return self._lock.descriptors
-
-    @property
-    def recovered(self) -> Sequence[str]:
-        return ()
-
-    async def declare_dead(self, name: str, incarnation: int) -> None:
-        pass
-
-    async def close(self) -> None:
-        self._lock.release()
-
-
-async def open_directory(settings: Settings) -> ClusterDirectory:
-    """Lock the data directory of several nodes."""
-    return _LockedDirectory(await asyncio.to_thread(lock_directory, RealDisk(), settings.data))
 
 
 class _ChildProcess:
@@ -179,7 +146,7 @@ class Parent:
         self._reloading: asyncio.Task[None] | None = None
         self._stop_count = 0
         self._ports: SharedPorts
-        self._directory: ClusterDirectory
+        self._directory: NodesDirectory
 
     async def run(self) -> int:
         """Returns the exit code. RunnelError: the broker cannot start."""
@@ -267,8 +234,8 @@ class Parent:
             case KillChild(number, why):
                 logger.error("a process is killed", process=self._name(number), why=why)
                 self._children[number].kill()
-            case BuryChild():
-                self._bury(action)
+            case ReapChild():
+                self._reap(action)
             case AnnounceAll():
                 self._setup.announce(self._ports.addresses, self._directory.recovered)
                 notify(ServiceState.READY)
@@ -314,7 +281,7 @@ class Parent:
             *self._setup.command,
             self._name(number),
             str(theirs.fileno()),
-            pass_fds=[theirs.fileno(), *inherited, *self._directory.locks],
+            pass_fds=[theirs.fileno(), *inherited],
             stdin=DEVNULL,
             stdout=DEVNULL,
             env=environment,
@@ -330,7 +297,6 @@ class Parent:
             log_level=self._settings.log_level,
             log_format=self._setup.log_format,
             sockets={name: each.fileno() for name, each in self._ports.sockets.items()},
-            locks=list(self._directory.locks),
             grpc_address=self._ports.addresses.get("grpc"),
             former_end=self._former_ends.get(child.number, ""),
         )
@@ -352,21 +318,21 @@ class Parent:
                 case StartFailure(code, text):
                     supervisor.failed(number, life, (code, text))
 
-    def _bury(self, buried: BuryChild) -> None:
-        number, exit_code = buried.number, buried.exit_code
-        end = _named_end(exit_code) if buried.failure is None else buried.failure[1]
+    def _reap(self, reaped: ReapChild) -> None:
+        number, exit_code = reaped.number, reaped.exit_code
+        end = _named_end(exit_code) if reaped.failure is None else reaped.failure[1]
         self._former_ends[number] = end
         incarnation = self._children[number].incarnation
         if incarnation is not None and exit_code != 0:
             self._tasks.start(self._declare_dead(self._name(number), incarnation))
-        if buried.restart_in_ns is not None:
+        if reaped.restart_in_ns is not None:
             logger.error(
                 "a process has ended and is started again",
                 process=self._name(number),
                 end=end or "in good order",
-                after_ms=buried.restart_in_ns // 1_000_000,
+                after_ms=reaped.restart_in_ns // 1_000_000,
             )
-        elif exit_code != 0 and buried.failure is None:
+        elif exit_code != 0 and reaped.failure is None:
             logger.error("a process has ended", process=self._name(number), end=end)
 
     async def _declare_dead(self, name: str, incarnation: int) -> None:

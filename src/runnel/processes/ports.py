@@ -72,11 +72,12 @@ class SharedPorts:
                 self.sockets[name] = listening
 
     def close(self) -> None:
-        """Close the parent's ends; the children's stay open."""
+        """Close the parent's ends; the children's stay open. May be called again."""
         for listening in self.sockets.values():
             listening.close()
         if self._grpc is not None:
             self._grpc.close()
+            self._grpc = None
 
 
 class _ReusedPort:

@@ -96,7 +96,7 @@ class KillChild(msgspec.Struct, frozen=True):
     why: str
 
 
-class BuryChild(msgspec.Struct, frozen=True):
+class ReapChild(msgspec.Struct, frozen=True):
     """Its process has ended: the other nodes may take its shards. Its next one starts after `restart_in_ns`."""
 
     number: int
@@ -117,7 +117,7 @@ class EndSupervision(msgspec.Struct, frozen=True):
     failure: tuple[str, str] | None
 
 
-SupervisorAction = StartChild | TellChild | KillChild | BuryChild | AnnounceAll | EndSupervision
+SupervisorAction = StartChild | TellChild | KillChild | ReapChild | AnnounceAll | EndSupervision
 
 
 class Supervisor:
@@ -187,7 +187,7 @@ class Supervisor:
         if self._is_stopping or gives_up:
             child.phase = ChildPhase.ENDED
             actions: list[SupervisorAction] = [
-                BuryChild(number, exit_code, self._is_stopping, None, failure)
+                ReapChild(number, exit_code, self._is_stopping, None, failure)
             ]
             if self._is_stopping and exit_code != 0:
                 self._exit_code = self._exit_code or 1
@@ -198,8 +198,8 @@ class Supervisor:
             return [*actions, *self._next_reload(now_ns), *self._end_if_all_have()]
         delay_ns = self._delay_ns(child.short_lives)
         child.phase, child.restart_ns = ChildPhase.WAITING, now_ns + delay_ns
-        buried = BuryChild(number, exit_code, False, delay_ns, failure)  # noqa: FBT003 - a struct's field
-        return [buried, *self._next_reload(now_ns)]
+        reaped = ReapChild(number, exit_code, False, delay_ns, failure)  # noqa: FBT003 - a struct's field
+        return [reaped, *self._next_reload(now_ns)]
 
     def stop(self, now_ns: int) -> Sequence[SupervisorAction]:
         """SIGTERM has come. All children drain together; the second time they hurry."""

@@ -136,6 +136,7 @@ def _serve_several(
 ) -> int:
     """Serve with several processes; returns the exit code."""
     from runnel.processes import parent
+    from runnel.processes.directory import ParentDirectory
 
     log_format = diagnostics.resolved(log_format)
     diagnostics.configure(log_format, settings.log_level)
@@ -151,7 +152,7 @@ def _serve_several(
         load=load_again,
         set_log_level=diagnostics.set_level,
         announce=announce,
-        open_directory=parent.open_directory,
+        open_directory=ParentDirectory.open,
         rules=parent.supervision_rules(settings),
     )
     return parent.run_parent(setup)

@@ -1,0 +1,329 @@
+"""A real broker of several processes: kills, signals, other numbers of processes, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runnel.client import Bus, connect
+from tests.server.load import SMALL, TOPICS, ClientLoad, FoundMessage, TopicPartition
+from tests.server.server_process import SECONDS_MAX, ServerProcess, held_port, running_server
+from tests.server.test_sigkill import check_order, check_places, check_promises
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SEVERAL = ("--processes", "3")
+NODES = {"node-1", "node-2", "node-3"}
+
+
+def events(server: ServerProcess) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.stderr.splitlines() if line.startswith("{")]
+
+
+async def until(condition: Callable[[], bool], server: ServerProcess) -> None:
+    async with asyncio.timeout(SECONDS_MAX):
+        while not condition():
+            assert server.process.status() != psutil.STATUS_ZOMBIE, server.stderr
+            await asyncio.sleep(0.02)
+
+
+async def all_serve(server: ServerProcess) -> None:
+    """Wait until every node has a process that lives, and answers."""
+    await until(lambda: set(server.nodes()) == NODES, server)
+
+
+async def read_all(bus: Bus) -> dict[TopicPartition, list[FoundMessage]]:
+    """All stored messages, read from the nodes that have them."""
+    stored: dict[TopicPartition, list[FoundMessage]] = {}
+    for topic, route in (await bus.routes(*TOPICS)).items():
+        for partition in range(len(route.owners)):
+            found = stored[TopicPartition(topic, partition)] = []
+            offset = 1
+            while messages := (await bus.fetch(topic, offset, partition=partition)).messages:
+                found += [FoundMessage(each.offset, each.payload) for each in messages]
+                offset = messages[-1].offset + 1
+    return stored
+
+
+async def check_everything_is_there(server: ServerProcess, load: ClientLoad) -> None:
+    async with connect(server.url, deadline_s=SECONDS_MAX) as bus:
+        stored = await read_all(bus)
+    places = check_places(stored)
+    check_order(stored)
+    for ledger in (load.named, load.unnamed):
+        check_promises(ledger, places)
+    assert load.named.failures == []
+
+
+async def publish_all_ways(load: ClientLoad) -> None:
+    await load.publish_named("named-0")
+    await load.publish_named("named-1")
+    await load.publish_unnamed("unnamed")
+    await load.publish_singly("single")
+
+
+def test_killed_children_are_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_server(tmp_path, *SMALL, options=SEVERAL) as server:
+            load = ClientLoad(server.url, seed=1)
+            try:
+                await publish_all_ways(load)
+                for wanted, victim in ((300, "node-2"), (900, "node-1"), (1500, "node-3")):
+                    await load.wait_for(lambda: load.acknowledged >= wanted)  # noqa: B023
+                    await all_serve(server)
+                    server.nodes()[victim].kill()
+                acknowledged = load.acknowledged
+                await load.wait_for(lambda: load.acknowledged >= acknowledged + 300)
+                await load.end_publishing()
+                await check_everything_is_there(server, load)
+            finally:
+                await load.close()
+            await all_serve(server)
+            told = Counter(
+                line["process"] for line in events(server) if "started again" in line["event"]
+            )
+            assert told == dict.fromkeys(NODES, 1)
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_sigterm_under_load_ends_everything_in_good_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_server(
+            tmp_path, *SMALL, "native.drain_timeout=5s", options=SEVERAL
+        ) as server:
+            load = ClientLoad(server.url, seed=2)
+            try:
+                await publish_all_ways(load)
+                for wanted in (300, 900):
+                    await load.wait_for(lambda: load.acknowledged >= wanted)  # noqa: B023
+                    children = list(server.nodes().values())
+                    begin = time.monotonic()
+                    await server.stop()
+                    assert time.monotonic() - begin < 20
+                    assert not any(child.is_running() for child in children)
+                    await server.start()
+                await load.end_publishing()
+                await check_everything_is_there(server, load)
+            finally:
+                await load.close()
+            # The second start found that the first life had ended in good order.
+            assert not [line for line in events(server) if "was recovered" in line["event"]]
+            assert "Traceback" not in server.stderr, server.stderr
+
+    asyncio.run(scenario())
+
+
+def test_killed_parent_takes_its_children_along_and_the_next_one_begins_at_once(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running_server(tmp_path, *SMALL, options=SEVERAL) as server:
+            load = ClientLoad(server.url, seed=3)
+            try:
+                await publish_all_ways(load)
+                for wanted in (300, 900):
+                    await load.wait_for(lambda: load.acknowledged >= wanted)  # noqa: B023
+                    children = list(server.nodes().values())
+                    server.kill()
+                    await server.start()  # without a pause
+                    assert not any(child.is_running() for child in children)
+                await load.end_publishing()
+                await check_everything_is_there(server, load)
+            finally:
+                await load.close()
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_directory_is_opened_with_more_and_fewer_processes_than_before(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        count = 0
+        with held_port() as port:
+            for processes in ("1", "3", "2", "1", "4"):
+                options = ("--processes", processes)
+                server = ServerProcess(tmp_path, port, ("log.allocate_bytes=64KiB",), options)
+                try:
+                    await server.start()
+                    async with connect(server.url, deadline_s=SECONDS_MAX) as bus:
+                        for number in range(20):
+                            await bus.publish(f"topic/{number}", b"%d" % count)
+                        count += 1
+                        for number in range(20):
+                            page = await bus.fetch(f"topic/{number}", 1)
+                            found = [int(message.payload) for message in page.messages]
+                            assert found == list(range(count)), (processes, number)
+                    await server.stop()
+                finally:
+                    server.discard()
+
+    asyncio.run(scenario())
+
+
+def test_one_process_writes_what_it_always_did(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_server(tmp_path, options=("--processes", "1")) as server:
+            async with connect(server.url) as bus:
+                await bus.publish("a", b"1")
+            assert server.process.children() == []
+            await server.stop()
+        names = {path.name for path in (tmp_path / "data").iterdir()}
+        assert names == {"lock", "runnel.json", "metadata", "journals", "synced"}
+
+    asyncio.run(scenario())
+
+
+def test_all_children_accept_connections_of_the_shared_ports(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_server(tmp_path, listeners=("http",), options=SEVERAL) as server:
+            seen: set[str] = set()
+            async with asyncio.timeout(SECONDS_MAX):
+                while seen != NODES:
+                    seen.add(await asyncio.to_thread(_node_of, server.addresses["http"]))
+            native: set[str] = set()
+            async with asyncio.timeout(SECONDS_MAX):
+                while native != NODES:
+                    async with connect(server.url) as bus:
+                        native.add(str((await bus.statistics())["node"]))
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def _node_of(address: str) -> str:
+    """The node that answers a request on a new connection."""
+    connection = http.client.HTTPConnection(address, timeout=SECONDS_MAX)
+    try:
+        connection.request("GET", "/v1/statistics")
+        return str(json.loads(connection.getresponse().read())["node"])
+    finally:
+        connection.close()
+
+
+def test_changed_settings_reach_every_child(tmp_path: Path) -> None:
+    file = tmp_path / "runnel.toml"
+    file.write_text('log_level = "info"\n')
+
+    async def scenario() -> None:
+        options = (*SEVERAL, "--config", str(file))
+        async with running_server(tmp_path, options=options) as server:
+            file.write_text('log_level = "warning"\n[limits]\ntags_max = 3\n')
+            server.send_signal(signal.SIGHUP)
+            await until(
+                lambda: (
+                    {
+                        line["node"]
+                        for line in events(server)
+                        if line["event"] == "setting needs a restart"
+                        and line["key"] == "limits.tags_max"
+                    }
+                    == NODES
+                ),
+                server,
+            )
+            file.write_text("nonsense = 1\n")
+            server.send_signal(signal.SIGHUP)
+            await until(lambda: "the settings were not reloaded" in server.stderr, server)
+            assert set(server.nodes()) == NODES
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_child_that_gets_sigterm_is_replaced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_server(tmp_path, *SMALL, options=SEVERAL) as server:
+            load = ClientLoad(server.url, seed=4)
+            try:
+                await publish_all_ways(load)
+                await load.wait_for(lambda: load.acknowledged >= 300)
+                first = server.nodes()["node-1"]
+                first.terminate()
+                await until(lambda: not first.is_running(), server)
+                await all_serve(server)
+                await load.end_publishing()
+                await check_everything_is_there(server, load)
+            finally:
+                await load.close()
+            assert set(server.nodes()) == NODES
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("listener", ["native", "http", "grpc"])
+def test_port_in_use_is_refused_as_by_one_process(tmp_path: Path, listener: str) -> None:
+    async def scenario() -> None:
+        async with running_server(
+            tmp_path, listeners=("http", "grpc"), options=("--processes", "2")
+        ) as first:
+            address = {**first.addresses, "native": f"127.0.0.1:{first.port}"}[listener]
+            free = dict.fromkeys(("native", "http", "grpc"), "127.0.0.1:0")
+            words = [
+                word
+                for name, at in {**free, listener: address}.items()
+                for word in ("--set", f"{name}.listen={at}")
+            ]
+            ended = await asyncio.to_thread(serve, tmp_path / "second", *words)
+            assert ended.returncode == 2
+            assert f"{listener}.listen" in ended.stderr
+            assert "in use" in ended.stderr
+            await first.stop()
+
+    asyncio.run(scenario())
+
+
+def test_settings_that_no_child_can_use_are_refused_with_their_text(tmp_path: Path) -> None:
+    ended = serve(
+        tmp_path / "data",
+        *("--set", "native.tls_certificate=/nowhere/a.pem", "--set", "native.tls_key=/nowhere/b"),
+    )
+    assert ended.returncode == 2
+    assert "/nowhere/a.pem" in ended.stderr
+    assert ended.stdout == ""
+    ended = serve("memory:")
+    assert ended.returncode == 2
+    assert 'cluster.processes = 2 (--processes) cannot be with data = "memory:" (--data)' in (
+        ended.stderr
+    )
+
+
+def serve(data: Path | str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `runnel serve` with two processes, which ends by itself."""
+    command = [sys.executable, "-m", "runnel", "serve", "--processes", "2", "--data", str(data)]
+    return subprocess.run(
+        [*command, *words],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def test_second_broker_cannot_open_the_directory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_server(tmp_path, options=("--processes", "2")) as server:
+            ended = await asyncio.to_thread(
+                serve,
+                tmp_path / "data",
+                *("--set", "http.listen=none", "--set", "grpc.listen=none"),
+            )
+            assert ended.returncode == 3
+            assert f"is locked by process {server.process.pid}" in ended.stderr
+            await server.stop()
+
+    asyncio.run(scenario())
