@@ -20,6 +20,7 @@ from runnel.broker.broker import Broker
 from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest, WorkConsumer, WorkSink
 from runnel.broker.fetcher import FetchRequest, FetchResult
+from runnel.broker.live.beginnings import Begun
 from runnel.broker.live.subscription import LiveSubscription, SubscribeRequest
 from runnel.broker.message_batcher import Published
 from runnel.broker.metered_sinks import MeteredLiveSink, MeteredWorkSink
@@ -35,7 +36,15 @@ from runnel.errors import (
 )
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import CursorPlace, CursorState, Route, ShardState, Start, TopicState
+from runnel.formats.wire import (
+    CursorPlace,
+    CursorState,
+    Route,
+    ShardState,
+    ShardTerm,
+    Start,
+    TopicState,
+)
 from runnel.formats.work_heads import Consume, SubscriptionState
 from runnel.log.log import Level
 from runnel.security.authenticator import AuthenticatedClient
@@ -303,6 +312,16 @@ class Access:
         metered.reader = subscription
         account.slow_if_over(subscription)
         return subscription
+
+    def served_for(self, subscription: LiveSubscription) -> list[ShardTerm]:
+        """The shards that the caller's subscription in parts may begin here. `subscribe` has checked its patterns."""
+        return self._broker.served_for(subscription)
+
+    async def begin_shards(
+        self, subscription: LiveSubscription, shards: Sequence[ShardTerm], start: Start
+    ) -> Begun:
+        """Begin these shards of the caller's subscription in parts."""
+        return await self._broker.begin_shards(subscription, shards, start)
 
     # --- Topics and cursors ---
 

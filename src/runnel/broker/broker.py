@@ -20,6 +20,7 @@ from runnel.broker.cursors import CursorStore
 from runnel.broker.fetcher import Fetcher, FetchRequest, FetchResult
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.limits.quotas import Account, Quota, Quotas
+from runnel.broker.live.beginnings import Begun
 from runnel.broker.live.ephemeral_publisher import EphemeralPublisher
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.subscription import (
@@ -63,7 +64,7 @@ from runnel.errors import (
 )
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import NodeState, Route, ShardState
+from runnel.formats.wire import NodeState, Route, ShardState, ShardTerm, Start
 from runnel.log.log import (
     Appended,
     Level,
@@ -184,6 +185,7 @@ class Broker:
         if node is not None:
             stores.loads = ShardLoads(stores.shards_of, node.serves, broker._reporter.loop_lag_ms)
             broker.metrics.traffic.on_ended = stores.loads.take
+            stores.use(stores.used_shards())
             node.attach(stores, NodeReports(node.name, broker.events))
             node.on_nodes_changed.append(lambda: broker._on_nodes_changed(node))
             broker._on_nodes_changed(node)
@@ -502,6 +504,7 @@ class Broker:
     def on_topic_made(self, topic: LogTopic) -> None:
         self._index.add_topic(topic.name)
         if self._stores.node is not None:
+            self._stores.use(topic.shards)
             self._stores.node.use(topic.shards)
         self.consumer_groups.on_topic_made(topic)
         self.metrics.counters.topics_made += 1
@@ -525,6 +528,7 @@ class Broker:
     def on_shard_acquired(self, shard: OwnedShard) -> None:
         if not self._stores.on_shard_acquired(shard):
             self._live_subscriptions.on_new_shard(shard)
+        self._live_subscriptions.on_shard_acquired(shard)
         self.consumer_groups.on_shard_acquired(shard)
         self._statistics.forget()
 
@@ -594,6 +598,20 @@ class Broker:
         subscription = await self._live_subscriptions.subscribe(request)
         self.metrics.counters.subscriptions_opened += 1
         return subscription
+
+    def served_for(self, subscription: LiveSubscription) -> list[ShardTerm]:
+        """The shards that a subscription in parts may begin at this node."""
+        return self._live_subscriptions.served_for(subscription)
+
+    async def begin_shards(
+        self, subscription: LiveSubscription, shards: Sequence[ShardTerm], start: Start
+    ) -> Begun:
+        """Let a subscription in parts begin these shards."""
+        self._check_open()
+        try:
+            return await self._live_subscriptions.begin_shards(subscription, shards, start)
+        except MovedError as error:
+            raise self._stores.moved(error, ()) from None
 
     # --- Topics ---
 

@@ -76,6 +76,9 @@ class Stores:
         self.live_shards: Final = live_shards
         self.loads: ShardLoads  # the broker sets it, if it is one of several
         self._away: set[ShardId] = set()
+        self._used: set[ShardId] = (
+            set()
+        )  # by topics, with several brokers: perhaps never served yet
         self._memory = memory
         self._main_topics = main.metadata.topics
         self._memory_topics = memory.metadata.topics
@@ -218,6 +221,21 @@ class Stores:
 
     def load(self) -> tuple[float, Mapping[ShardId, float]]:
         return self.loads.loop_lag_ms(), self.loads.by_shard
+
+    def elsewhere(self) -> list[Owner]:
+        """The kept shards that exist, and are not served here now."""
+        if self.node is None:
+            return []
+        here = {shard.id for _, shard in self.shards()}
+        return [
+            self._owner_elsewhere(shard)
+            for shard in self._used.union(self.node.view.owners) - here
+            if shard.journal != LIVE_JOURNAL
+        ]
+
+    def use(self, shards: Iterable[ShardId]) -> None:
+        """Topics that exist lie in these shards."""
+        self._used.update(shards)
 
     def _owner_of(self, shard: ShardId) -> Store | LiveShards:
         if shard.journal == LIVE_JOURNAL and self.live_shards is not None:

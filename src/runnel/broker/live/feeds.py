@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple, Protocol
 
 from runnel.broker.live.ephemeral_topics import EphemeralTopics
-from runnel.broker.live.subscription import LiveDelivery, LiveSubscription
+from runnel.broker.live.subscription import LAST_SENT, Feed, LiveDelivery, LiveSubscription
 from runnel.broker.live_shards import LIVE_SHARD
 from runnel.errors import OffsetAheadError, OffsetGoneError, UnknownTopicError
 from runnel.formats.batch import Batch
@@ -105,13 +105,13 @@ class ShardFeed:
             if count:
                 buffers.append(block)
                 messages += count
-        if subscription.is_closed:
+        if not subscription.is_read_by(self._shard.id, self):
             return True
         gaps = damage_gaps(page, subscription.matches)
         if self._reports_passed:
             gaps += passed_gaps(page, subscription.matches, self._log.metadata.topics)
         for gap in gaps:
-            subscription.report_gap(gap)
+            subscription.report_gap(gap, self._shard.id)
         self._position = page.next_position
         if buffers:
             self._reports_passed = True
@@ -120,9 +120,9 @@ class ShardFeed:
         return self._is_at_end()
 
     def _jump(self, subscription: LiveSubscription, entry: int, gap: GapState) -> bool:
-        if subscription.is_closed:
+        if not subscription.is_read_by(self._shard.id, self):
             return True
-        subscription.report_gap(gap)
+        subscription.report_gap(gap, self._shard.id)
         self._position = Position(0, entry)
         self._send(subscription, Position(self._shard.epoch, entry), (), 0)
         return self._is_at_end()
@@ -232,7 +232,7 @@ class PartitionsFeed:
         for at in range(len(keys)):
             key = keys[(self._turn + at) % len(keys)]
             if await self._read(subscription, key):
-                return subscription.is_closed
+                return not subscription.is_read_by(self._shard.id, self)
         return True  # nothing was read, so nothing was awaited
 
     def lag(self, subscription: LiveSubscription) -> int:
@@ -263,16 +263,18 @@ class PartitionsFeed:
         try:
             if offset is None:
                 offset = (await self._log.bounds(*key)).first_offset  # created since the start
-                places[key] = offset
+                if subscription.is_read_by(self._shard.id, self):
+                    places[key] = offset
                 return True
             page = await self._log.read(
                 *key, offset, bytes_max=page_bytes(subscription.credit_bytes)
             )
         except OffsetGoneError as gone:
-            if subscription.is_closed:
+            if not subscription.is_read_by(self._shard.id, self):
                 return True
             subscription.report_gap(
-                GapState("retention", gone.gap, *key, gone.offset, gone.first_offset, str(gone))
+                GapState("retention", gone.gap, *key, gone.offset, gone.first_offset, str(gone)),
+                self._shard.id,
             )
             places[key] = gone.first_offset
             return True
@@ -280,10 +282,11 @@ class PartitionsFeed:
             places.pop(key, None)  # deleted meanwhile
             return True
         batches = [await wanted_from(found, offset, self._workers) for found in page.found]
-        if subscription.is_closed:
+        if not subscription.is_read_by(self._shard.id, self):
             return True
         for gap in page.gaps:
-            subscription.report_gap(damage_gap(gap, key, gap.first_offset, gap.next_offset))
+            missing = damage_gap(gap, key, gap.first_offset, gap.next_offset)
+            subscription.report_gap(missing, self._shard.id)
         places[key] = page.next_offset
         send_batches(subscription, self._shard.id, self._shard.epoch, batches)
         return True
@@ -323,6 +326,7 @@ class LastValuesFeed:
     """
 
     __slots__ = (
+        "_begun",
         "_ephemeral",
         "_ephemeral_names",
         "_reading",
@@ -334,8 +338,18 @@ class LastValuesFeed:
     )
 
     def __init__(
-        self, topics: TopicLogs, ephemeral: EphemeralTopics, walks: Sequence[Walk], workers: Workers
+        self,
+        topics: TopicLogs,
+        ephemeral: EphemeralTopics,
+        walks: Sequence[Walk],
+        workers: Workers,
+        begun: Mapping[ShardId, Feed] | None = None,
     ) -> None:
+        """`begun`: only of these shards of a subscription in parts, while these feeds are to read them.
+
+        Ephemeral topics are left out then, unless it is empty.
+        """
+        self._begun = begun
         self._topics = topics
         self._ephemeral = ephemeral
         self._walks = deque(walks)  # over the topics that existed at the start
@@ -373,20 +387,39 @@ class LastValuesFeed:
             self._seen.add(topic)
             log = self._topics.log_of(topic)
             if log is None:
-                self._ephemeral_names.append(topic)
+                if not self._begun:
+                    self._ephemeral_names.append(topic)
                 continue
             for number, shard_id in enumerate(log.metadata.topics.get(topic).shards):
+                if not self._is_wanted(subscription, shard_id):
+                    continue
                 key, shard = (topic, number), log.shard(shard_id)
                 offset = self._last_before(subscription, shard, key)
                 if offset >= 1 and not _is_ahead(subscription, key, offset):
                     self._wanted.setdefault((log, shard), {})[key] = offset
+
+    def _is_wanted(self, subscription: LiveSubscription, shard: ShardId) -> bool:
+        """Whether the last values of a shard are wanted, and the shard is still to be read as it was begun."""
+        if self._begun is None:
+            return True
+        feed = self._begun.get(shard)
+        return feed is not None and subscription.is_read_by(shard, feed)
+
+    def ends(self, subscription: LiveSubscription) -> Sequence[LiveDelivery]:
+        if not self._begun:
+            return (LAST_SENT,)
+        return [
+            LiveDelivery(shard, 0, 0, (), 0, 0)
+            for shard in self._begun
+            if self._is_wanted(subscription, shard)
+        ]
 
     def _last_before(
         self, subscription: LiveSubscription, shard: OwnedShard, key: TopicPartition
     ) -> int:
         """The offset of the last message at the start of the subscription."""
         assert subscription.first_new is not None
-        end = subscription.first_new.get(key)
+        end = subscription.first_new.get(shard.id, {}).get(key)
         return (shard.next_offset(*key) if end is None else end) - 1
 
     async def _send_kept(self, subscription: LiveSubscription) -> None:
@@ -395,6 +428,10 @@ class LastValuesFeed:
             self._reading = _Reading(log, shard, log.messages_at(shard.id, wanted), dict(wanted))
         log, shard, messages, left = self._reading
         chosen = await anext(messages, None)
+        if not self._is_wanted(subscription, shard.id):
+            await messages.aclose()
+            self._reading = None
+            return
         if chosen is None:
             if left:
                 await _report_damage(subscription, log, *left.popitem())
@@ -412,12 +449,13 @@ class LastValuesFeed:
             for each in chosen
             if not isinstance(feed, ShardFeed) or feed.has_passed(each.batch.envelope.entry)
         ]
-        if not subscription.is_closed:
+        if not subscription.is_closed and self._is_wanted(subscription, shard.id):
             send_batches(subscription, shard.id, shard.epoch, batches)
 
     def _send_ephemeral(self, subscription: LiveSubscription) -> None:
         """Send some last values of ephemeral topics without awaiting, so that each is still the last when sent."""
         assert subscription.first_new is not None
+        first_new = subscription.first_new.get(LIVE_SHARD, {})
         batches: list[Batch] = []
         epoch, size = 0, 0
         while (
@@ -431,7 +469,7 @@ class LastValuesFeed:
                 for number in range(topic.policy.partitions):
                     batch = topic.last_message(number)
                     # If a message has come since, the newest waits in the queue.
-                    if batch is not None and (topic.name, number) not in subscription.first_new:
+                    if batch is not None and (topic.name, number) not in first_new:
                         batches.append(batch)
                         size += len(batch.body)
             self._ephemeral_names.popleft()

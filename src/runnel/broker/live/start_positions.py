@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live.subscription import LiveSubscription
@@ -19,6 +19,9 @@ from runnel.topics.patterns import Pattern
 _FIRST_COMPARISONS: Final = 64
 _TOPICS_PER_STEP: Final = 256
 SHARDS_PER_STEP: Final = 256
+# Only these shards, as their owner sees them; None: all.
+Chosen: TypeAlias = Mapping[ShardId, OwnedShard] | None
+
 _LOST: Final = "messages in memory were lost when the broker started anew"
 
 KINDS: Final = ("latest", "last", "earliest", "offsets", "time", "resume", "resume_last")
@@ -48,19 +51,22 @@ def check_start(start: Start, patterns: Sequence[Pattern]) -> None:
         )
 
 
-def literal_keys(stores: Stores, patterns: Sequence[Pattern]) -> dict[TopicPartition, Store]:
+def literal_keys(
+    stores: Stores, patterns: Sequence[Pattern], chosen: Chosen = None
+) -> dict[TopicPartition, Store]:
     """The topic-partitions of literal patterns whose topics exist and are kept, and the log that has each."""
     found: dict[TopicPartition, Store] = {}
     for pattern in patterns:
         log = stores.log_of(pattern.prefix)
         if log is not None:
-            for number in range(log.metadata.topics.policy(pattern.prefix).partitions):
-                found[pattern.prefix, number] = log
+            for number, shard in enumerate(log.metadata.topics.get(pattern.prefix).shards):
+                if chosen is None or shard in chosen:
+                    found[pattern.prefix, number] = log
     return found
 
 
 async def offsets_at(
-    stores: Stores, patterns: Sequence[Pattern], start: Start
+    stores: Stores, patterns: Sequence[Pattern], start: Start, chosen: Chosen = None
 ) -> dict[TopicPartition, int]:
     """The first offset of each partition, or the first at a time, where `start` does not give an offset.
 
@@ -72,7 +78,7 @@ async def offsets_at(
     offsets: dict[TopicPartition, int] = {}
     while unknown := {
         key: log
-        for key, log in literal_keys(stores, patterns).items()
+        for key, log in literal_keys(stores, patterns, chosen).items()
         if key not in offsets and not (key in given and _is_resumable(log, key, given[key]))
     }:
         for (topic, number), log in unknown.items():
@@ -130,12 +136,16 @@ class Begin(NamedTuple):
 
 
 def begin_offsets(
-    stores: Stores, patterns: Sequence[Pattern], start: Start, found: Mapping[TopicPartition, int]
+    stores: Stores,
+    patterns: Sequence[Pattern],
+    start: Start,
+    found: Mapping[TopicPartition, int],
+    chosen: Chosen = None,
 ) -> dict[TopicPartition, Begin]:
     """Where a reader begins each existing partition of literal topics, as of now."""
     given = {(place.topic, place.partition): place for place in start.partitions}
     begins: dict[TopicPartition, Begin] = {}
-    for key, log in literal_keys(stores, patterns).items():
+    for key, log in literal_keys(stores, patterns, chosen).items():
         end = owned_shard(log, key).next_offset(*key)
         match start.kind:
             case "earliest" | "time":
@@ -245,6 +255,7 @@ def begin_positions(
     matching: Mapping[ShardId, Store],
     at_time: Mapping[ShardId, int],
     ends: Mapping[ShardId, int],
+    chosen: Chosen = None,
 ) -> list[tuple[Store, OwnedShard, Position]]:
     """Where a reader begins each shard, as of now.
 
@@ -256,6 +267,8 @@ def begin_positions(
     given = {ShardId(place.journal, place.shard): place for place in start.shards}
     begins = []
     for log, shard in stores.shards():
+        if chosen is not None and shard.id not in chosen:
+            continue
         bounds = shard.entries()
         end = Position(shard.epoch, bounds.next_offset)
         first = Position(shard.epoch, bounds.first_offset)

@@ -24,7 +24,7 @@ from runnel.formats import envelope as envelopes
 from runnel.formats.batch import Batch
 from runnel.formats.block import pack
 from runnel.formats.envelope import Envelope
-from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
+from runnel.formats.wire import GapState, Owner, PartitionPlace, ShardPlace, ShardTerm, Start
 from runnel.log.log import ShardId
 from runnel.topics.names import LIVE_JOURNAL, TopicPartition
 from runnel.topics.patterns import Pattern
@@ -70,7 +70,7 @@ class LiveDelivery(msgspec.Struct, frozen=True, gc=False):
 
 
 # No last values follow. A client that has received this does not ask for them again after a lost connection.
-_LAST_SENT: Final = LiveDelivery(ShardId(LIVE_JOURNAL), 0, 0, (), 0, 0)
+LAST_SENT: Final = LiveDelivery(ShardId(LIVE_JOURNAL), 0, 0, (), 0, 0)
 
 
 class LiveSink(Protocol):
@@ -85,6 +85,15 @@ class LiveSink(Protocol):
     def ended(self, subscription: int, error: RunnelError) -> None: ...
 
 
+class PartSink(Protocol):
+    """The session of a reader that merges parts of several nodes: it also hears of the node's shards."""
+
+    def shards_came(self, subscription: int, shards: Sequence[ShardTerm]) -> None: ...
+    def shards_left(self, subscription: int, shards: Sequence[ShardTerm]) -> None: ...
+    def gap_in(self, subscription: int, shard: ShardId, gap: GapState) -> None:
+        """Report a gap that belongs to the next delivery of the shard."""
+
+
 class SubscribeRequest(msgspec.Struct, frozen=True):
     """Asks for a live subscription to everything that matches one of the patterns."""
 
@@ -94,6 +103,8 @@ class SubscribeRequest(msgspec.Struct, frozen=True):
     start: Start
     credit_bytes: int
     overflow: str = Overflow.DROP_OLDEST
+    # Set: begin without kept topics. The reader says for each shard where to begin, once it hears of the shard.
+    parts: PartSink | None = None
 
 
 class Feed(Protocol):
@@ -104,6 +115,28 @@ class Feed(Protocol):
 
     def lag(self, subscription: LiveSubscription) -> int:
         """How much is still to be read: entries, or messages."""
+
+
+class Prelude(Feed, Protocol):
+    """Sends messages before everything else."""
+
+    def ends(self, subscription: LiveSubscription) -> Sequence[LiveDelivery]:
+        """What says to the reader that it has sent everything."""
+
+
+class _HeldFeed:
+    """Stands for a shard of which nothing is delivered, until the reader says where to begin."""
+
+    async def step(self, subscription: LiveSubscription) -> bool:
+        raise AssertionError(
+            f"subscription {subscription.number} reads a shard that it has not begun"
+        )
+
+    def lag(self, subscription: LiveSubscription) -> int:  # noqa: ARG002 - it has no place
+        return 0
+
+
+_HELD: Final = _HeldFeed()
 
 
 class _QueuedDelivery(NamedTuple):
@@ -130,6 +163,7 @@ class LiveSubscription:
         "_queue_bytes_max",
         "_queued_bytes",
         "_room",
+        "elsewhere",
         "first_new",
         "gaps_at_start",
         "is_closed",
@@ -138,9 +172,10 @@ class LiveSubscription:
         "number",
         "overflow",
         "partitions",
+        "parts",
         "patterns",
         "places",
-        "prelude",
+        "preludes",
         "shards",
         "sink",
     )
@@ -157,7 +192,12 @@ class LiveSubscription:
         counters: BrokerCounters,
         on_behind: Callable[[LiveSubscription], None],
         on_closed: Callable[[LiveSubscription], None],
+        parts: PartSink | None = None,
     ) -> None:
+        self.parts = parts
+        self.elsewhere: Sequence[
+            Owner
+        ] = ()  # in parts: matching shards that this node does not serve
         self.number = number
         self.sink = sink
         self.patterns = patterns
@@ -168,10 +208,10 @@ class LiveSubscription:
         self.places: dict[TopicPartition, int] | None = (
             {} if all(pattern.is_literal for pattern in patterns) else None
         )
-        # While last values are looked up: the first offset of each partition that was published since.
-        self.first_new: dict[TopicPartition, int] | None = None
+        # While last values are looked up: the first offset of each partition that was published since, by shard.
+        self.first_new: dict[ShardId, dict[TopicPartition, int]] | None = None
         self.gaps_at_start: list[GapState] = []
-        self.prelude: Feed | None = None  # sent before everything else
+        self.preludes: deque[Prelude] = deque()  # sent before everything else
         self.is_fed = False  # a task runs its feeds
         self.is_closed = False
         self.messages_missed = 0
@@ -237,7 +277,7 @@ class LiveSubscription:
         self._wake()
         if self._queue:
             self._send_queued()
-        if (self._behind or self.prelude is not None) and not self.is_fed:
+        if (self._behind or self.preludes) and not self.is_fed and self.is_behind:
             self._on_behind(self)
 
     # --- Room ---
@@ -265,7 +305,7 @@ class LiveSubscription:
 
     @property
     def is_behind(self) -> bool:
-        return bool(self._behind) or self.prelude is not None
+        return bool(self.preludes) or any(feed is not _HELD for feed in self._behind.values())
 
     @property
     def lag(self) -> int:
@@ -276,8 +316,44 @@ class LiveSubscription:
         return self._queued_bytes
 
     def behind(self) -> dict[ShardId, Feed]:
-        """The feeds that read for it, in the order of their turns."""
+        """The feeds that read for it, in the order of their turns. Shards that it has not begun are among them."""
         return self._behind
+
+    def next_feed(self) -> tuple[ShardId, Feed] | None:
+        """The feed whose turn it is."""
+        for shard, feed in self._behind.items():
+            if feed is not _HELD:
+                return shard, feed
+        return None
+
+    def is_read_by(self, shard: ShardId, feed: Feed) -> bool:
+        """Whether this feed still reads the shard: after an await it may have been replaced."""
+        return not self.is_closed and self._behind.get(shard) is feed
+
+    # --- In parts ---
+
+    def hold(self, shard: ShardId) -> None:
+        """Deliver nothing of a shard that the node serves, until the reader says where to begin."""
+        self._behind[shard] = _HELD
+
+    def is_held(self, shard: ShardId) -> bool:
+        return self._behind.get(shard) is _HELD
+
+    def begin(self, shard: ShardId, feed: Feed | None) -> None:
+        """Begin a shard that was held, with a feed or live."""
+        del self._behind[shard]
+        if feed is not None:
+            self._behind[shard] = feed
+
+    def proceed(self) -> None:
+        """Let the feeds of shards read that have just begun."""
+        self._continue()
+
+    def leave(self, shard: ShardId) -> None:
+        """The node serves the shard no longer."""
+        self._behind.pop(shard, None)
+        if self.first_new is not None:
+            self.first_new.pop(shard, None)
 
     def fall_behind(self, shard: ShardId, feed: Feed) -> None:
         """Let a feed read this shard from now on, beginning when there is room."""
@@ -300,7 +376,7 @@ class LiveSubscription:
         """Whether a batch that has just become visible may be delivered at once. Hot path: once per subscriber."""
         if shard in self._behind:
             if self.first_new is not None:
-                self._note_first(envelope)
+                self._note_first(shard, envelope)
             if self.places is not None:
                 self.begin_new(envelope)
             return False
@@ -315,12 +391,17 @@ class LiveSubscription:
             if (topic, number) not in self.places and self.matches(topic):
                 self.places[topic, number] = base
 
-    def _note_first(self, envelope: Envelope) -> None:
+    def _note_first(self, shard: ShardId, envelope: Envelope) -> None:
         assert self.first_new is not None
+        first_new = self.first_new.get(shard)
+        if first_new is None:
+            if self.parts is not None:
+                return  # its last values are not wanted, or not yet
+            first_new = self.first_new[shard] = {}
         bases = envelope.column64(envelope.base_offsets)
         partitions = envelope.column32(envelope.partitions)
         for key, base in zip(zip(envelope.topics, partitions, strict=True), bases, strict=True):
-            self.first_new.setdefault(key, base)
+            first_new.setdefault(key, base)
 
     def deliver(self, delivery: LiveDelivery, envelope: Envelope) -> None:
         """Send a batch that there is room for. `envelope` is the envelope of the delivered batch."""
@@ -354,21 +435,25 @@ class LiveSubscription:
         counters.deliveries += 1
         self.sink.deliver(self.number, delivery)
 
-    def report_gap(self, gap: GapState) -> None:
+    def report_gap(self, gap: GapState, shard: ShardId | None = None) -> None:
+        """Tell the reader of a gap. `shard`: the delivery of it that follows moves the reader past the gap."""
         self.messages_missed += gap.missed
         self._counters.gaps += 1
         self._counters.messages_missed += gap.missed
-        self.sink.gap(self.number, gap)
+        if self.parts is not None and shard is not None:
+            self.parts.gap_in(self.number, shard, gap)
+        else:
+            self.sink.gap(self.number, gap)
 
     # --- Ephemeral topics ---
 
     def push(self, delivery: LiveDelivery, envelope: Envelope, body: bytes | memoryview) -> None:
         """Send a batch of ephemeral topics, or queue it until there is room."""
-        if self.has_room and not self._queue and self.prelude is None:
+        if self.has_room and not self._queue and not self.preludes:
             self.send(delivery)
             return
         if self.first_new is not None:
-            self._note_first(envelope)
+            self._note_first(LAST_SENT.shard, envelope)
         if self._queue is None:
             self._queue = deque()
         # A copy: a queued batch must not keep all bytes alive that arrived together with it.
@@ -381,15 +466,18 @@ class LiveSubscription:
             self._overflow()
 
     def end_prelude(self) -> None:
-        """All last values have been sent: tell the client, and send what waited behind them."""
-        self.prelude = self.first_new = None
+        """All last values of a prelude have been sent: tell the client, and send what waited behind them."""
+        prelude = self.preludes.popleft()
         if not self.is_closed:
-            self.send(_LAST_SENT)
+            for delivery in prelude.ends(self):
+                self.send(delivery)
+        if not self.preludes:
+            self.first_new = None
         self._continue()
 
     def _send_queued(self) -> None:
         queue = self._queue
-        while queue and self.has_room and self.prelude is None:
+        while queue and self.has_room and not self.preludes:
             delivery = queue.popleft().delivery
             self._queued_bytes -= delivery.size
             self.send(delivery)

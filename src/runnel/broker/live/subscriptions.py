@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 from runnel.broker.limits.fair_semaphore import FairSemaphore
 from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.live import fanout, start_positions
+from runnel.broker.live.beginnings import Beginnings, Begun
 from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.feeds import LastValuesFeed, PartitionsFeed, ShardFeed
-from runnel.broker.live.subscription import Feed, LiveSubscription, Overflow, SubscribeRequest
+from runnel.broker.live.subscription import (
+    Feed,
+    LiveSubscription,
+    Overflow,
+    SubscribeRequest,
+)
 from runnel.broker.live_shards import LIVE_SHARD
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
-from runnel.broker.stores import Stores, owned_shard
+from runnel.broker.stores import Stores
 from runnel.config import BrokerSettings
 from runnel.errors import (
     ClientFault,
@@ -26,12 +32,12 @@ from runnel.errors import (
 )
 from runnel.formats.columns import first_event_time_ns
 from runnel.formats.envelope import Codec, Envelope
-from runnel.formats.wire import GapState, PartitionPlace, ShardPlace, Start
+from runnel.formats.wire import ShardPlace, ShardTerm, Start
 from runnel.log.log import OwnedShard, Position, ShardId, Store, VisibleBatch
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
-from runnel.topics.names import SYSTEM_MARK, TopicPartition
+from runnel.topics.names import SYSTEM_MARK
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern
 
@@ -67,6 +73,7 @@ class LiveSubscriptions:
         self._settings = settings
         self._workers = workers
         self._share = share
+        self._beginnings = Beginnings(stores, index, workers, share)
         self._tasks = OwnedTasks("live subscriptions")
         self._reads = FairSemaphore(_FEEDS_AT_ONCE)
         self._subscriptions: dict[LiveSubscription, None] = {}
@@ -115,122 +122,123 @@ class LiveSubscriptions:
             counters=self._metrics.counters,
             on_behind=self._feed,
             on_closed=self._ended,
+            parts=request.parts,
         )
+        if request.parts is not None:
+            return self._begin_in_parts(subscription, start)
+        begun = await self._begin_everywhere(subscription, start)
+        subscription.partitions, subscription.shards = begun.partitions, begun.shards
+        subscription.gaps_at_start += [gap for _, gap in begun.gaps]
+        for shard, feed in begun.feeds.items():
+            subscription.fall_behind(shard, feed)
+        self._check_open()
+        if start.kind in start_positions.WITH_LAST:
+            subscription.first_new = {}
+            self._add_prelude(subscription, None)
+        self._add(subscription)
+        return subscription
+
+    async def _begin_everywhere(self, subscription: LiveSubscription, start: Start) -> Begun:
+        owner = subscription.sink.connection_id
         while True:
             term_changes = self._stores.term_changes
             try:
-                begin = await self._look_up(subscription, request)
+                await self._wait_swept()
+                begin = await self._beginnings.look_up(subscription, start, owner, None)
                 # If a shard has gone or come meanwhile, some of what was looked up may be of a lost term.
                 if self._stores.term_changes == term_changes:
-                    begin()
-                    break
+                    return begin()
             except MovedError as error:
-                raise self._stores.moved(error, _literals(parsed)) from None
+                raise self._stores.moved(error, _literals(subscription.patterns)) from None
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise Unavailable("the broker is closing")
-        if start.kind in start_positions.WITH_LAST:
-            subscription.first_new = {}
-            walks = [self._index.walk(pattern) for pattern in parsed]
-            subscription.prelude = LastValuesFeed(
-                self._stores, self._ephemeral, walks, self._workers
-            )
-        self._index.add(subscription, parsed)
+
+    def _add(self, subscription: LiveSubscription) -> None:
+        self._index.add(subscription, subscription.patterns)
         self._subscriptions[subscription] = None
+
+    def _add_prelude(
+        self, subscription: LiveSubscription, begun: Mapping[ShardId, Feed] | None
+    ) -> None:
+        walks = [self._index.walk(pattern) for pattern in subscription.patterns]
+        prelude = LastValuesFeed(self._stores, self._ephemeral, walks, self._workers, begun)
+        subscription.preludes.append(prelude)
+
+    # --- In parts ---
+
+    def _begin_in_parts(self, subscription: LiveSubscription, start: Start) -> LiveSubscription:
+        """Begin with ephemeral topics only. Every shard is held until the reader says where to begin."""
+        self._check_open()
+        for _, shard in self._stores.shards():
+            if self._may_match(subscription, shard.id):
+                subscription.hold(shard.id)
+        subscription.elsewhere = [
+            owner
+            for owner in self._stores.elsewhere()
+            if self._may_match(subscription, ShardId(owner.journal, owner.shard))
+        ]
+        if start.kind in start_positions.WITH_LAST:
+            subscription.first_new = {LIVE_SHARD: {}}
+            self._add_prelude(subscription, {})
+        self._add(subscription)
         return subscription
 
-    async def _look_up(
-        self, subscription: LiveSubscription, request: SubscribeRequest
-    ) -> Callable[[], None]:
-        """All look-ups, which await. The result lets it begin in all partitions or shards at the same moment.
+    def served_for(self, subscription: LiveSubscription) -> list[ShardTerm]:
+        """The shards that a subscription in parts may begin here."""
+        return [
+            _term(shard) for _, shard in self._stores.shards() if shard.id in subscription.behind()
+        ]
 
-        MovedError if a shard that it would read is away.
-        """
-        stores, patterns, start = self._stores, subscription.patterns, request.start
-        await start_positions.check_epochs(stores, start)
-        await self._wait_swept()
+    async def begin_shards(
+        self, subscription: LiveSubscription, terms: Sequence[ShardTerm], start: Start
+    ) -> Begun:
+        """Let a subscription in parts begin these shards, as far as they are served here in these terms and held."""
+        start_positions.check_start(start, subscription.patterns)
+        while True:
+            term_changes = self._stores.term_changes
+            chosen = {
+                shard.id: shard
+                for _, shard in self._stores.shards()
+                if _term(shard) in terms and subscription.is_held(shard.id)
+            }
+            owner = subscription.sink.connection_id
+            begin = await self._beginnings.look_up(subscription, start, owner, chosen)
+            if self._stores.term_changes == term_changes:
+                break
+        begun = begin()
+        if subscription.is_closed:
+            return begun
+        with_last = start.kind in start_positions.WITH_LAST
+        for shard, owned in chosen.items():
+            feed = begun.feeds.get(shard)
+            if feed is None and with_last:
+                feed = PartitionsFeed(self._log_of(shard), owned, self._stores, self._workers)
+            subscription.begin(shard, feed)
+            if with_last:
+                subscription.first_new = subscription.first_new or {}
+                subscription.first_new[shard] = {}
+        if with_last:
+            feeds = {shard: subscription.behind()[shard] for shard in chosen}
+            self._add_prelude(subscription, feeds)
         if subscription.places is not None:
-            offsets = await start_positions.offsets_at(stores, patterns, start)
+            places = [
+                ShardPlace(shard.journal, shard.shard, owned.epoch, 0)
+                for shard, owned in chosen.items()
+            ]
+            begun = begun._replace(shards=places)
+        subscription.proceed()
+        return begun
 
-            def begin_partitions() -> None:
-                stores.check_here(_literals(patterns))
-                begins = start_positions.begin_offsets(stores, patterns, start, offsets)
-                lost = start_positions.lost_partitions(stores, patterns, start)
-                subscription.gaps_at_start += lost
-                self._begin_partitions(subscription, start, begins)
+    def _log_of(self, shard: ShardId) -> Store:
+        return self._stores.shard(shard)[0]
 
-            return begin_partitions
-        ends: Mapping[ShardId, int] = {}
-        matching: Mapping[ShardId, Store] = {}
-        entries: Mapping[ShardId, int] = {}
-        if start.kind in ("earliest", "time"):
-            share, owner = self._share, request.sink.connection_id
-            ends = await start_positions.ends_before(stores, share, owner)
-            matching = await start_positions.matching_shards(
-                stores, self._index, patterns, share, owner
-            )
-            if start.kind == "time":
-                entries = await start_positions.entries_at(matching, start.time_ns, share, owner)
-
-        def begin_shards() -> None:
-            stores.check_all_here()
-            begins = start_positions.begin_positions(stores, start, matching, entries, ends)
-            subscription.gaps_at_start += start_positions.lost_shards(stores, start)
-            self._begin_shards(
-                subscription,
-                begins,
-                is_held=start.kind in start_positions.WITH_LAST,
-                reports_passed=start.kind not in ("earliest", "time"),
-            )
-
-        return begin_shards
-
-    def _begin_partitions(
-        self,
-        subscription: LiveSubscription,
-        start: Start,
-        begins: Mapping[TopicPartition, start_positions.Begin],
-    ) -> None:
-        assert subscription.places is not None
-        places: list[PartitionPlace] = []
-        for (topic, number), (log, offset, gap) in begins.items():
-            subscription.places[topic, number] = offset
-            shard = owned_shard(log, (topic, number))
-            places.append(PartitionPlace(topic, number, offset, shard.epoch))
-            if gap is not None:
-                subscription.gaps_at_start.append(gap)
-            is_behind = offset < shard.next_offset(topic, number)
-            is_held = start.kind in start_positions.WITH_LAST
-            if (is_behind or is_held) and shard.id not in subscription.behind():
-                feed = PartitionsFeed(log, shard, self._stores, self._workers)
-                subscription.fall_behind(shard.id, feed)
-        subscription.partitions = places
-
-    def _begin_shards(
-        self,
-        subscription: LiveSubscription,
-        begins: Sequence[tuple[Store, OwnedShard, Position]],
-        *,
-        is_held: bool,
-        reports_passed: bool,
-    ) -> None:
-        places: list[ShardPlace] = []
-        for log, shard, position in begins:
-            end = shard.entries().next_offset
-            is_of_epoch = position.epoch in (0, shard.epoch)
-            if is_of_epoch and position.entry > end:
-                text = f"entry {position.entry} of shard {shard.id} is beyond the next one, {end}"
-                subscription.gaps_at_start.append(GapState("restart", 0, text=text))
-                position = Position(shard.epoch, end)
-            epoch = position.epoch or shard.epoch
-            places.append(
-                ShardPlace(shard.id.journal, shard.id.shard, epoch, position.entry, position.row)
-            )
-            # For a place of another epoch the feed reports a gap and sends everything stored, wherever the place is.
-            is_behind = position.entry < end or position.row > 0 or not is_of_epoch
-            if is_held or is_behind:
-                feed = ShardFeed(log, shard, position, self._workers, reports_passed=reports_passed)
-                subscription.fall_behind(shard.id, feed)
-        subscription.shards = places
+    def _may_match(self, subscription: LiveSubscription, shard: ShardId) -> bool:
+        """Whether a topic of a subscription lies in the shard, or may: with wildcards in each."""
+        return subscription.places is None or any(
+            self._stores.lies_in(pattern.prefix, shard) for pattern in subscription.patterns
+        )
 
     def _ended(self, subscription: LiveSubscription) -> None:
         self._slow.discard(subscription)
@@ -269,19 +277,31 @@ class LiveSubscriptions:
     # --- Shards that go and come ---
 
     def on_shard_released(self, shard: OwnedShard) -> None:
-        """The shard has gone: subscriptions that read it end with MovedError, and resume where they were."""
+        """The shard has gone: subscriptions that read it end with MovedError, and resume where they were.
+
+        Those in parts go on without it.
+        """
         for subscription in self.subscriptions():
-            if self._is_reader_of(subscription, shard):
+            if subscription.parts is not None:
+                if shard.id in subscription.behind() or self._may_match(subscription, shard.id):
+                    subscription.leave(shard.id)
+                    subscription.parts.shards_left(subscription.number, [_term(shard)])
+            elif self._is_reader_of(subscription, shard):
                 self._end_moved(subscription, f"shard {shard.id} is not served here now")
+
+    def on_shard_acquired(self, shard: OwnedShard) -> None:
+        """The shard has come, perhaps again: subscriptions in parts are told."""
+        for subscription in self.subscriptions():
+            if subscription.parts is not None and self._may_match(subscription, shard.id):
+                subscription.hold(shard.id)
+                subscription.parts.shards_came(subscription.number, [_term(shard)])
 
     def on_new_shard(self, shard: OwnedShard) -> None:
         """A shard has come that this broker never served: subscriptions have no position in it, so they resume."""
         if shard.entries().next_offset <= 1:
             return
         for subscription in self.subscriptions():
-            if subscription.places is None or any(
-                self._stores.lies_in(pattern.prefix, shard.id) for pattern in subscription.patterns
-            ):
+            if subscription.parts is None and self._may_match(subscription, shard.id):
                 self._end_moved(subscription, f"shard {shard.id} has come here")
 
     def _is_reader_of(self, subscription: LiveSubscription, shard: OwnedShard) -> bool:
@@ -329,24 +349,35 @@ class LiveSubscriptions:
             subscription.is_fed = False
 
     async def _run_feeds(self, subscription: LiveSubscription) -> None:
-        if subscription.prelude is not None:
-            await self._run_prelude(subscription, subscription.prelude)
-            subscription.end_prelude()
         behind = subscription.behind()
-        while behind and not subscription.is_closed:
+        while subscription.is_behind and not subscription.is_closed:
+            if subscription.preludes:
+                await self._run_prelude(subscription, subscription.preludes[0])
+                subscription.end_prelude()
+                continue
             await subscription.wait_room()
             async with self._reads.of(subscription.sink.connection_id):
-                shard, feed = next(iter(behind.items()), _NO_FEED)
-                if feed is None:
+                turn = subscription.next_feed()
+                if turn is None:
                     return
                 if not subscription.has_room:
                     continue  # paused before its turn came
-                if await feed.step(subscription):
-                    behind.pop(shard, None)
-                elif shard in behind:
-                    behind[shard] = behind.pop(shard)  # the next shard's turn
+                shard, feed = turn
+                is_over = await self._step(subscription, feed)
+                if behind.get(shard) is feed:
+                    del behind[shard]
+                    if not is_over:
+                        behind[shard] = feed  # the next shard's turn
                 # A read from the page cache never waits: let other tasks run before the permit is released.
                 await asyncio.sleep(0)
+
+    async def _step(self, subscription: LiveSubscription, feed: Feed) -> bool:
+        try:
+            return await feed.step(subscription)
+        except MovedError:
+            if subscription.parts is None:
+                raise
+            return False  # the shard leaves in a moment, and the reader goes on at its next owner
 
     async def _run_prelude(self, subscription: LiveSubscription, prelude: Feed) -> None:
         is_over = False
@@ -354,7 +385,7 @@ class LiveSubscriptions:
             await subscription.wait_room()
             async with self._reads.of(subscription.sink.connection_id):
                 if subscription.has_room or subscription.is_closed:
-                    is_over = await prelude.step(subscription)
+                    is_over = await self._step(subscription, prelude)
                     await asyncio.sleep(0)
 
     # --- New batches ---
@@ -490,7 +521,8 @@ class LiveSubscriptions:
         ]
 
 
-_NO_FEED: tuple[ShardId, None] = (ShardId(""), None)
+def _term(shard: OwnedShard) -> ShardTerm:
+    return ShardTerm(shard.id.journal, shard.id.shard, shard.epoch)
 
 
 def _label(subscription: LiveSubscription) -> str:

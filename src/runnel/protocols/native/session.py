@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
-from runnel.broker.access import Access, MakeAccess, local_access
+from runnel.broker.access import Access, MakeAccess, Scope, local_access
 from runnel.broker.broker import Broker, Level, Published
 from runnel.config import Settings
 from runnel.errors import (
     BusyError,
-    ClientFault,
     ClosedError,
     HandshakeError,
     MalformedError,
@@ -93,6 +92,7 @@ class Session:
         "_ends_when_idle",
         "_frames",
         "_idle",
+        "_is_in_parts",
         "_is_input_paused",
         "_large_answers",
         "_make_access",
@@ -143,6 +143,7 @@ class Session:
         self._stage = _Stage.GREETING
         self._frames: deque[Frame] = deque()  # received, not begun
         self._blocked_by = 0
+        self._is_in_parts = False  # the client merges what the nodes deliver
         self._is_input_paused = False
         self._unanswered = 0
         self._large_answers = LargeAnswers(LARGE_ANSWERS_MAX)
@@ -356,7 +357,9 @@ class Session:
         if self._authenticator is not None:
             client = self._authenticated = self._authenticator.admit(hello.token)
             client.on_revoked(self._end_revoked)
-        self._access = self._make_access(client, self._output.peer, scope_of(hello))
+        scope = scope_of(hello)
+        self._access = self._make_access(client, self._output.peer, scope)
+        self._is_in_parts = self._broker.nodes.is_several and scope is not Scope.CLUSTER
         self._stage = _Stage.OPEN
         self.client = hello.client
         self._broker.metrics.counters.connections_opened += 1
@@ -385,7 +388,8 @@ class Session:
         check_no_tail(request, tail)
         match request:
             case wire.Credit():
-                self.subscriptions.grant(request.subscription, request.credit_bytes)
+                credit_bytes = request.credit_bytes - request.less_bytes
+                self.subscriptions.grant(request.subscription, credit_bytes)
             case work.Ack() | work.AckUpTo():
                 answer = self.consumers.ack(request)
                 if answer is not None:
@@ -398,11 +402,19 @@ class Session:
                 self._check_open()
                 count_max = self._settings.native.subscriptions_max
                 self.subscriptions.prepare(request.subscription, count_max)
-                self._start(request.id, partial(self.subscriptions.open, self._access, request))
+                opening = partial(
+                    self.subscriptions.open,
+                    self._access,
+                    request,
+                    is_in_parts=self._is_in_parts,
+                )
+                self._start(request.id, opening)
             case wire.Unsubscribe():
                 self.subscriptions.unsubscribe(request)
             case wire.ShardsFrom():
-                raise ClientFault("this subscription is not in parts")
+                self._start(
+                    request.id, partial(self.subscriptions.begin_shards, self._access, request)
+                )
             case work.Consume():
                 self._check_open()
                 self.consumers.prepare(request.consumer, self._settings.native.consumers_max)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from runnel.broker.access import Access
-from runnel.broker.broker import LiveDelivery, LiveSubscription
+from runnel.broker.broker import LiveDelivery, LiveSubscription, ShardId
 from runnel.broker.live.subscription import SubscribeRequest
 from runnel.errors import ClientFault, LimitExceededError, RunnelError
 from runnel.formats import wire
@@ -48,8 +50,10 @@ class Subscriptions:
             )
         self._by_number[number] = _OpeningSubscription()
 
-    async def open(self, access: Access, request: wire.Subscribe) -> None:
-        """Open the prepared subscription, and answer the client."""
+    async def open(
+        self, access: Access, request: wire.Subscribe, *, is_in_parts: bool = False
+    ) -> None:
+        """Open the prepared subscription, and answer the client. `is_in_parts`: the client merges those of nodes."""
         number = request.subscription
         opening = self._by_number.get(number)
         if not isinstance(opening, _OpeningSubscription):
@@ -63,6 +67,7 @@ class Subscriptions:
                     request.start,
                     request.credit_bytes,
                     request.overflow,
+                    self if is_in_parts else None,
                 )
             )
         except BaseException:
@@ -72,9 +77,15 @@ class Subscriptions:
             subscription.close()
             return
         subscribed = wire.Subscribed(
-            request.id, number, subscription.partitions, subscription.shards
+            request.id,
+            number,
+            subscription.partitions,
+            subscription.shards,
+            subscription.elsewhere,
         )
         say(self._output, subscribed)
+        if is_in_parts:
+            self.shards_came(number, access.served_for(subscription))
         if opening.unsubscribe_ids:
             subscription.close()
             self._forget(number, opening)
@@ -85,6 +96,26 @@ class Subscriptions:
         if self._is_paused:
             subscription.pause()
         subscription.start()  # only now: the client has to know the subscription before its messages
+
+    async def begin_shards(self, access: Access, request: wire.ShardsFrom) -> None:
+        """Let a subscription in parts begin some shards, and answer the client."""
+        number = request.subscription
+        subscription = self._by_number.get(number)
+        if isinstance(subscription, _OpeningSubscription) or (
+            subscription is not None and subscription.parts is None
+        ):
+            raise ClientFault(f"subscription {number} has no shards to begin: it is not in parts")
+        begun = None
+        if subscription is not None:  # else it has just ended
+            begun = await access.begin_shards(subscription, request.shards, request.start)
+        if begun is None or subscription is None or subscription.is_closed:
+            say(self._output, wire.Subscribed(request.id, number))
+            return
+        # No await since it has begun: its messages follow the answer.
+        answer = wire.Subscribed(request.id, number, begun.partitions, begun.shards)
+        say(self._output, answer)
+        for shard, gap in begun.gaps:
+            subscription.report_gap(gap, shard if subscription.places is not None else None)
 
     def grant(self, number: int, credit_bytes: int) -> None:
         """Add credit. No error for an unknown subscription: the request may have crossed the notice of its end."""
@@ -156,6 +187,15 @@ class Subscriptions:
 
     def gap(self, subscription: int, gap: wire.GapState) -> None:
         say(self._output, wire.GapNotice(subscription, gap))
+
+    def shards_came(self, subscription: int, shards: Sequence[wire.ShardTerm]) -> None:
+        say(self._output, wire.ShardsCame(subscription, shards))
+
+    def shards_left(self, subscription: int, shards: Sequence[wire.ShardTerm]) -> None:
+        say(self._output, wire.ShardsLeft(subscription, shards))
+
+    def gap_in(self, subscription: int, shard: ShardId, gap: wire.GapState) -> None:
+        say(self._output, wire.GapNotice(subscription, gap, shard.journal, shard.shard))
 
     def ended(self, subscription: int, error: RunnelError) -> None:
         self._by_number.pop(subscription, None)
