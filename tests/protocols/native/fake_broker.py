@@ -48,6 +48,7 @@ class FakeSubscription:
     credit_bytes: int
     partitions: Sequence[wire.PartitionPlace] = ()
     shards: Sequence[wire.ShardPlace] = (wire.ShardPlace("main", 0, 1, 1),)
+    elsewhere: Sequence[wire.Owner] = ()
     calls: list[str] = field(default_factory=list)
 
     def start(self) -> None:

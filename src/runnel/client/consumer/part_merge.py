@@ -20,11 +20,12 @@ import msgspec
 from runnel.client.consumer.subscription_position import SubscriptionPosition
 from runnel.formats import wire
 from runnel.formats.batch import Batch
-from runnel.topics.names import LIVE_JOURNAL
+from runnel.topics.names import LIVE_JOURNAL, TopicPartition, is_reserved
 
 ShardKey: TypeAlias = tuple[str, int]
 
 _WITH_LAST: Final = ("last", "resume_last")
+_EPHEMERAL_MAX: Final = 100_000  # partitions of ephemeral topics whose epoch is remembered
 _MOVED: Final = (
     "its shard moved to another node, and messages of a topic that is not kept were late"
 )
@@ -46,7 +47,7 @@ class Accepted(NamedTuple):
     batches: Sequence[Batch]
 
 
-class _Shard(msgspec.Struct):
+class _MergedShard(msgspec.Struct):
     """A shard that exists, as far as the merge has heard of it."""
 
     epoch: int = 0  # the highest with which a part has claimed it
@@ -72,7 +73,7 @@ class PartMerge:
         self.position: Final = position
         self.has_begun = False
         self._start: Final = start
-        self._shards: dict[ShardKey, _Shard] = {}
+        self._shards: dict[ShardKey, _MergedShard] = {}
         self._unread: set[ShardKey] = set()  # shards that no part reads now
         self._parts: dict[int, _Part] = {}
         self._nodes: frozenset[str] = frozenset()
@@ -80,6 +81,7 @@ class PartMerge:
         self._asked: dict[
             int, Sequence[ShardKey]
         ] = {}  # by the number of an attach without an answer
+        self._epochs: dict[TopicPartition, int] = {}  # of ephemeral topics
         # Nodes whose ephemeral last values have come, or are not wanted.
         self._live_last: set[str] = set()
 
@@ -113,8 +115,7 @@ class PartMerge:
     def answered(self, elsewhere: Iterable[wire.Owner]) -> None:
         """The node has accepted the part, and names the shards that it does not serve. Those that it serves follow."""
         for owner in elsewhere:
-            if owner.journal != LIVE_JOURNAL:
-                self._shard((owner.journal, owner.shard))
+            self._shard((owner.journal, owner.shard))
 
     def lost(self, part: int) -> None:
         """The part has ended: nothing more comes of it."""
@@ -136,10 +137,7 @@ class PartMerge:
                 continue
             self._release(key, shard)
             shard.part, shard.epoch = part, term.epoch
-            if term.journal == LIVE_JOURNAL:
-                self._unread.discard(key)  # delivered unasked
-            else:
-                claimed.append(term)
+            claimed.append(term)
         attaches = self._attach(part, claimed)
         if (state := self._parts.get(part)) is not None:
             state.has_answered = True
@@ -180,24 +178,23 @@ class PartMerge:
         """Ask again for shards that a part claims, and has refused to read."""
         refused: dict[int, list[wire.ShardTerm]] = {}
         for (journal, number), shard in self._shards.items():
-            if shard.part and not shard.number and journal != LIVE_JOURNAL:
+            if shard.part and not shard.number:
                 term = wire.ShardTerm(journal, number, shard.epoch)
                 refused.setdefault(shard.part, []).append(term)
         return [each for part, terms in refused.items() for each in self._attach(part, terms)]
 
-    def _shard(self, key: ShardKey) -> _Shard:
+    def _shard(self, key: ShardKey) -> _MergedShard:
         shard = self._shards.get(key)
         if shard is None:
-            shard = self._shards[key] = _Shard()
+            shard = self._shards[key] = _MergedShard()
             self._unread.add(key)
         return shard
 
-    def _release(self, key: ShardKey, shard: _Shard) -> None:
+    def _release(self, key: ShardKey, shard: _MergedShard) -> None:
         shard.part = shard.number = 0
         shard.is_reading = False
         shard.gaps.clear()  # the next owner reports them again
-        if key[0] != LIVE_JOURNAL:
-            self._unread.add(key)
+        self._unread.add(key)
 
     def _current(self, attach: Attach) -> list[ShardKey]:
         """The shards of an attach that are still read, or to be read, because of it."""
@@ -246,15 +243,40 @@ class PartMerge:
         if not batches and not head.next_entry:
             self._end_last_values(part, key)
             return None
-        shard = self._shards.get(key)
         if head.journal == LIVE_JOURNAL:
-            if shard is not None and shard.part and shard.part != part:
-                return Accepted([wire.GapState("restart", sum(map(len, batches)), text=_MOVED)], ())
-            return Accepted((), self.position.delivered(head, batches))
+            return self._ephemeral(head, batches)
+        shard = self._shards.get(key)
         if shard is None or shard.part != part or not shard.is_reading:
             return None
         gaps, shard.gaps = shard.gaps, []
         return Accepted(gaps, self.position.delivered(head, batches))
+
+    def _ephemeral(self, head: wire.Deliver, batches: Sequence[Batch]) -> Accepted:
+        """Ephemeral messages count from any part, unless a later owner's have come already."""
+        epochs = self._epochs
+        if len(epochs) > _EPHEMERAL_MAX:
+            epochs.clear()
+        kept: list[Batch] = []
+        late = 0
+        for batch in batches:
+            runs = batch.runs()
+            wanted = [
+                number
+                for number, run in enumerate(runs)
+                if is_reserved(run.topic)  # each node publishes its own
+                or run.epoch >= epochs.setdefault((run.topic, run.partition), run.epoch)
+            ]
+            for number in wanted:
+                epochs[runs[number].topic, runs[number].partition] = runs[number].epoch
+            if len(wanted) == len(runs):
+                kept.append(batch)
+            else:
+                late += len(batch)
+                if wanted:
+                    kept.append(batch.cut(wanted))
+                    late -= len(kept[-1])
+        gaps = (wire.GapState("restart", late, text=_MOVED),) if late else ()
+        return Accepted(gaps, self.position.delivered(head, kept))
 
     def _end_last_values(self, part: int, key: ShardKey) -> None:
         """All last values of a shard have come, or of the ephemeral topics of a part."""

@@ -17,9 +17,10 @@ import msgspec
 
 from runnel.client.connection import BrokerConnection, OnAnswer, Router, Timers
 from runnel.client.consumer.reconnecting_reader import ReconnectingReader
+from runnel.client.consumer.subscription_parts import PartsRequest, SubscriptionParts
 from runnel.client.consumer.subscription_position import SubscriptionPosition
 from runnel.client.results import Gap
-from runnel.errors import ClientFault, MalformedError, RunnelError
+from runnel.errors import ClientFault, MalformedError, RunnelError, TimeoutExpiredError
 from runnel.formats import wire
 from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.message import Message
@@ -40,6 +41,7 @@ class _Arrived(msgspec.Struct, frozen=True):
     batches: Sequence[Batch]
     size: int
     gap: Gap | None = None
+    part: int = 0  # that delivered it; 0: the broker has no other nodes
 
 
 class Subscription(ReconnectingReader):
@@ -77,6 +79,7 @@ class Subscription(ReconnectingReader):
         self._on_gap = on_gap
         self._on_close = on_close
         self._position = SubscriptionPosition(self.patterns, start)
+        self._parts: SubscriptionParts | None = None  # where the broker has several nodes
         self._is_read = False  # a reader waits for the next batch
         self._arrived: deque[_Arrived] = deque()
         self._gaps_arrived = 0
@@ -94,6 +97,11 @@ class Subscription(ReconnectingReader):
             return "closed"
         if self._error is not None:
             return f"ended: {self._error}"
+        if self._parts is not None:
+            held_bytes = self._parts.shares.held_bytes
+            return f"{held_bytes} bytes waiting" + (
+                "" if self._parts.is_covered else f", {self._parts.state}"
+            )
         return f"{self._held_bytes} bytes waiting, {self._link.state}"
 
     # --- Opening and closing ---
@@ -117,13 +125,32 @@ class Subscription(ReconnectingReader):
     async def close(self) -> None:
         """End the iteration, and drop arrived messages that were not read."""
         done = asyncio.Event()
-        if not self._is_closed and self._unsubscribe(lambda _answer, _tail: done.set()):
+        if self._is_closed:
+            return
+        if self._parts is not None:
+            left = 0
+
+            def count() -> None:
+                nonlocal left
+                left -= 1
+                if not left:
+                    done.set()
+
+            self._leave()
+            left = self._parts.close(count)
+            is_asked = left > 0
+        else:
+            is_asked = self._unsubscribe(lambda _answer, _tail: done.set())
+        if is_asked:
             with contextlib.suppress(TimeoutError):  # the broker is slow; the request is sent
                 await asyncio.wait_for(done.wait(), _CLOSE_TIMEOUT_S)
 
     def _unsubscribe(self, on_answer: OnAnswer) -> bool:
         """Leave, and ask the broker to end the subscription if it has it. Returns whether an answer follows."""
         self._leave()
+        if self._parts is not None:
+            self._parts.close(lambda: None)
+            return False
         connection = self._link.connection
         if connection is None or connection.receivers.pop(self._number, None) is None:
             return False
@@ -133,7 +160,9 @@ class Subscription(ReconnectingReader):
 
     def abandon(self) -> None:
         """Close without a request to the broker, because the connection ends anyway."""
-        if connection := self._link.connection:
+        if self._parts is not None:
+            self._parts.abandon()
+        elif connection := self._link.connection:
             connection.receivers.pop(self._number, None)
         self._leave()
 
@@ -148,6 +177,12 @@ class Subscription(ReconnectingReader):
     # --- Subscribing, and again after a lost connection ---
 
     def _ask(self, connection: BrokerConnection) -> None:
+        if self._router.is_several:
+            self._open_parts()
+            return
+        if self._parts is not None:  # the broker has been started again with one node
+            self._parts.abandon()
+            self._parts = None
         if self._number in connection.receivers:
             return
         connection.receivers[self._number] = self
@@ -174,6 +209,62 @@ class Subscription(ReconnectingReader):
         else:
             self._fail(MalformedError("answer", f"{answer!r:.200} to a subscribe"))
 
+    # --- In parts ---
+
+    def _open_parts(self) -> None:
+        if self._parts is None:
+            request = PartsRequest(
+                self._number,
+                self.patterns,
+                self._position.next_start(),
+                self._overflow,
+                self._buffer_bytes,
+            )
+            self._parts = SubscriptionParts(
+                self._router, self._timers, self, request, self._position
+            )
+            self._watch()
+            self._parts.open()
+
+    def part_delivered(self, part: int, batches: Sequence[Batch], size: int) -> None:
+        self._arrived.append(_Arrived(batches, size, part=part))
+        if self._waiting:
+            self.wake()
+
+    def part_missed(self, gap: wire.GapState) -> None:
+        self._add_gap(gap)
+
+    def parts_failed(self, error: RunnelError) -> None:
+        if self._error is None:
+            self._fail(error)
+
+    def parts_changed(self) -> None:
+        """Give up if shards are not read for too long."""
+        if self._parts is None or self._is_closed:
+            return
+        if self._parts.is_covered:
+            if not self._is_attached:
+                self._accepted()
+        elif self._is_attached or not self._was_attached:
+            self._is_attached = False
+            self._watch()
+
+    def link_down(self) -> None:
+        if self._parts is None:
+            super().link_down()
+        elif self._link.failure is not None:
+            self.parts_failed(self._link.failure)
+
+    def _give_up(self) -> None:
+        if self._parts is None:
+            super()._give_up()
+        else:
+            self._fail(
+                TimeoutExpiredError(
+                    f"{self._what}: not done within {self._deadline_s:g} s; {self._parts.state}"
+                )
+            )
+
     # --- Events of the link and the connection ---
 
     def link_writable(self) -> None:
@@ -187,8 +278,10 @@ class Subscription(ReconnectingReader):
             self.wake()
 
     def missed(self, notice: wire.GapNotice) -> None:
-        gap = notice.gap
-        self._position.missed(gap)
+        self._position.missed(notice.gap)
+        self._add_gap(notice.gap)
+
+    def _add_gap(self, gap: Gap) -> None:
         if self._gaps_arrived < _GAPS_MAX:
             self._gaps_arrived += 1
             self._arrived.append(_Arrived((), 0, gap))
@@ -214,6 +307,9 @@ class Subscription(ReconnectingReader):
 
     def _return_credit(self) -> None:
         """Return credit in steps of a quarter of the buffer, to avoid a frame for each batch."""
+        if self._parts is not None:
+            self._parts.grant()
+            return
         if self._consumed_bytes * 4 >= self._buffer_bytes:
             credit_bytes, self._consumed_bytes = self._consumed_bytes, 0
             self._held_bytes -= credit_bytes
@@ -230,7 +326,10 @@ class Subscription(ReconnectingReader):
                 if self._on_gap is not None:
                     self._on_gap(arrived.gap)
                 continue
-            self._consumed_bytes += arrived.size
+            if self._parts is None:
+                self._consumed_bytes += arrived.size
+            else:
+                self._parts.consumed(arrived.part, arrived.size)
             self._unyielded_bytes += arrived.size
             if arrived.batches:
                 return arrived.batches

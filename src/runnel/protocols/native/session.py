@@ -261,6 +261,7 @@ class Session:
         if self._authenticated is not None:
             self._authenticated.leave()
         self._frames.clear()
+        self._broker.nodes.listeners.pop(self._tell_nodes, None)
         self.subscriptions.close()
         self._drop_checkpoint()
         if self._appending is not None:
@@ -428,10 +429,18 @@ class Session:
                 if request.wait_ms:
                     self._waiting_fetches.add(task)
                     task.add_done_callback(self._waiting_fetches.discard)
+            case wire.Nodes():
+                self._broker.nodes.listeners[self._tell_nodes] = None
+                self._answer(request)
             case wire.Hello():
                 raise HandshakeError("hello was said already; it is the first frame and no other")
             case _:
                 self._answer(request)
+
+    def _tell_nodes(self) -> None:
+        """Nodes have changed, and the client has asked for them once."""
+        nodes = self._broker.nodes
+        say(self._output, wire.NodeList(0, nodes.version, nodes.nodes))
 
     def _answer(
         self, request: verbs.PromptRequest | verbs.ListRequest | verbs.SmallRequest
