@@ -10,6 +10,7 @@ __all__ = [
     "diagnostics",
     "disk",
     "extras",
+    "file_systems",
     "heap",
     "listening_socket",
     "lock_holder",
