@@ -419,7 +419,7 @@ async def test_fetches_that_have_not_begun_end_with_the_connection() -> None:
 async def test_deliveries_begin_after_the_client_knows_of_the_subscription() -> None:
     scene = Scene()
     (subscribed,) = await scene.ask_later(subscribe(2, 7, "a/*", "b", credit_bytes=100))
-    assert subscribed == wire.Subscribed(2, 7, [], [wire.ShardPlace("main", 0, 1, 1)])
+    assert subscribed == wire.Subscribed(2, 7, [], [wire.ShardPlace("main", 0, 1, 1)], [])
     (subscription,) = scene.broker.subscriptions
     assert (subscription.patterns, subscription.credit_bytes) == (["a/*", "b"], 100)
     assert subscription.calls == ["start"]
