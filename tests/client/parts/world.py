@@ -20,7 +20,7 @@ from runnel.formats import wire
 from runnel.formats.batch import unpack_blocks
 from tests.client.fake_server import stored_batch
 
-BUFFER_BYTES = 12_000
+BUFFERS = (1_000, 3_000, 12_000)  # bytes; a delivery has 400 to 2,000
 Key = tuple[str, int]
 
 
@@ -101,7 +101,8 @@ class World:
         start = wire.Start(self.kind)
         patterns = list(self.topics) if self.is_literal else ["t*"]
         self.merge = PartMerge(SubscriptionPosition(patterns, start), start)
-        self.shares = CreditShares(BUFFER_BYTES)
+        self.buffer_bytes = dice.choice(BUFFERS)
+        self.shares = CreditShares(self.buffer_bytes)
         self.part_of: dict[str, int] = {}
         self.parts = 0
         self.attaches: dict[tuple[int, int], Attach] = {}
@@ -565,15 +566,17 @@ class World:
 
     def read(self) -> None:
         """The program reads what has arrived, or a part of it."""
-        for _ in range(self.random.randint(0, len(self.arrived))):
+        count = self.random.randint(0, len(self.arrived))
+        for _ in range(count):
             number, size = self.arrived.popleft()
             self.shares.consumed(number, size)
-        self.send_credit(self.shares.due(), {})
+        if count:
+            self.send_credit(self.shares.due(), {})
 
     # --- The check ---
 
     def check_progress(self) -> None:
-        bound = 2 * BUFFER_BYTES + (self.parts + 1) * self.size_max
+        bound = 2 * self.buffer_bytes + (self.parts + 1) * self.size_max
         if self.shares.held_bytes > bound:
             raise Broken(f"{self.shares.held_bytes} bytes are held")
 

@@ -83,9 +83,12 @@ class CreditShares:
         granted: dict[int, int] = {}
         share_bytes, free_bytes = self._share_bytes, self._free_bytes
         for number, share in self._shares.items():
-            room = min(share_bytes - share.owed, free_bytes)
+            debt = max(
+                0, -share.unused
+            )  # delivered beyond the credit: paying it back takes no room
+            room = min(share_bytes - share.owed, free_bytes + debt)
             if room > 0 and (4 * room >= share_bytes or share.unused <= 0):
                 share.unused += room
-                free_bytes -= room
+                free_bytes -= max(0, room - debt)
                 granted[number] = room
         return granted
