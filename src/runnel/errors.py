@@ -300,4 +300,5 @@ _DETAILS: Mapping[type[RunnelError], Sequence[str]] = {
     OffsetAheadError: ("topic", "partition", "offset", "next_offset"),
     CorruptionError: ("path", "position", "problem"),
 }
-_BY_CODE = {kind.code: kind for kind in _all_kinds(RunnelError)}
+# A kind without a code of its own is, for callers, the kind that it is derived from.
+_BY_CODE = {kind.code: kind for kind in _all_kinds(RunnelError) if "code" in vars(kind)}

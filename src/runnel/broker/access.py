@@ -19,6 +19,7 @@ from runnel.broker.access_rules import EVERYTHING, AccessRules
 from runnel.broker.broker import Broker
 from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest, WorkConsumer, WorkSink
+from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.beginnings import Begun
 from runnel.broker.live.subscription import LiveSubscription, SubscribeRequest
@@ -113,15 +114,23 @@ class Access:
         "_account",
         "_broker",
         "_has_checkpoint",
+        "_part_only",
         "_peer",
         "_rights",
         "_rules",
         "_slowed_reads",
     )
 
-    def __init__(self, broker: Broker, rights: Rights | None, peer: str = "") -> None:
-        """`peer` is the caller's address, for the audit trail."""
+    def __init__(
+        self, broker: Broker, rights: Rights | None, peer: str = "", *, part_only: bool = False
+    ) -> None:
+        """`peer` is the caller's address, for the audit trail.
+
+        `part_only`: verbs over several shards answer for those that are served here, and refuse nothing because of
+        the others.
+        """
         self._broker = broker
+        self._part_only = part_only
         self._rights = rights
         self._rules = AccessRules(broker, rights)
         self._has_checkpoint = False
@@ -354,28 +363,35 @@ class Access:
     async def describe_topic(self, name: str) -> TopicState:
         """Any right to the topic."""
         self._rules.check_seen(name)
-        return await self._broker.topics.describe(name, asker=self._owner)
+        return await self._broker.topics.describe(
+            name, asker=self._owner, part_only=self._part_only
+        )
 
     @_audited
     async def delete_topic(self, name: str) -> None:
         """`admin` for the topic."""
         self._rules.check_topic(Right.ADMIN, name)
-        await self._broker.delete_topic(name)
+        await self._broker.delete_topic(name, part_only=self._part_only)
         self._record(AuditKind.TOPIC_DELETED, name)
 
     @_audited
     async def purge_topic(self, name: str) -> None:
         """`admin` for the topic."""
         self._rules.check_topic(Right.ADMIN, name)
-        await self._broker.purge_topic(name)
+        await self._broker.purge_topic(name, part_only=self._part_only)
         self._record(AuditKind.TOPIC_PURGED, name)
 
     @_audited
-    async def set_cursor(self, name: str, places: Sequence[CursorPlace]) -> None:
-        """`read` for every new place and for every place that the cursor has so far."""
+    async def set_cursor(
+        self, name: str, places: Sequence[CursorPlace], *, ends: PlaceEnds | None = None
+    ) -> None:
+        """`read` for every new place and for every place that the cursor has so far.
+
+        `ends`: what their owners say of the places that are not served here.
+        """
         known = self._broker.cursors.known(name)
         self._rules.check_cursor(name, places, known)
-        await self._broker.cursors.set(name, places, self._account)
+        await self._broker.cursors.set(name, places, self._account, ends=ends)
         if any(_is_moved_back(each.places, places) for each in known):
             self._record(AuditKind.CURSOR_MOVED, name)
 
@@ -389,12 +405,15 @@ class Access:
     async def cursors(self, *, after: str = "", limit: int = 0) -> Listed[CursorState]:
         """Lists cursors of which the caller may read, or administer, every place; False: there are more."""
         is_visible = None if self._rights is None else self._rules.sees_cursor
-        return await self._broker.cursors.page(ListRequest(after, limit, is_visible, self._owner))
+        request = ListRequest(after, limit, is_visible, self._owner)
+        return await self._broker.cursors.page(request, part_only=self._part_only)
 
     async def cursor(self, name: str) -> list[CursorState]:
         """The cursor of this name; an empty list if it does not exist or the caller may not see it."""
         is_visible = None if self._rights is None else self._rules.sees_cursor
-        return await self._broker.cursors.list(name, is_visible=is_visible, owner=self._owner)
+        return await self._broker.cursors.list(
+            name, is_visible=is_visible, owner=self._owner, part_only=self._part_only
+        )
 
     # --- Acknowledged work ---
 

@@ -627,15 +627,18 @@ class Broker:
             if is_complete and not found and (glob := glob_meant(pattern)) is not None:
                 logger.warning(glob_hint(pattern, glob), where=where, pattern=pattern)
 
-    async def delete_topic(self, name: str) -> None:
-        """Hide a topic and its messages; created again, it continues after its last offset."""
-        self._check_open()
-        await self.topics.delete(name)
+    async def delete_topic(self, name: str, *, part_only: bool = False) -> None:
+        """Hide a topic and its messages; created again, it continues after its last offset.
 
-    async def purge_topic(self, name: str) -> None:
-        """Hide all messages that a topic has now."""
+        `part_only`: although other nodes serve some of its partitions.
+        """
         self._check_open()
-        await self.topics.purge(name)
+        await self.topics.delete(name, part_only=part_only)
+
+    async def purge_topic(self, name: str, *, part_only: bool = False) -> None:
+        """Hide all messages that a topic has now. `part_only`: in the partitions that are served here."""
+        self._check_open()
+        await self.topics.purge(name, part_only=part_only)
         self.consumer_groups.on_topic_purged(name)
         self.events.emit(EventKind.TOPIC_PURGED, name)
 

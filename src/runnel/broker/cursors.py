@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -24,10 +24,15 @@ _PATTERNS_PER_PLACE_MAX: Final = 1024
 _PATTERNS_MAX: Final = 100_000
 _CURSORS_PER_STEP: Final = 32
 _PLACES_PER_STEP: Final = 256
+# The lag of a place whose shard is not served here.
+_ELSEWHERE: Final = -1
 # Shard places whose message count is cached.
 _COUNTED_MAX: Final = 10_000
 
 _ShardPlace: TypeAlias = tuple[ShardId, int, tuple[str, ...]]
+PlaceEnds: TypeAlias = Mapping[tuple[str, int], int]
+"""What follows the last message: by topic and partition the next offset, by journal and shard the next entry."""
+
 _Known: TypeAlias = list[tuple[Cursor, Store]]
 
 
@@ -45,9 +50,17 @@ class CursorStore:
         self._under_way: Counter[str] = Counter()  # cursors being created, by token
 
     async def set(
-        self, name: str, places: Sequence[CursorPlace], account: Account | None = None
+        self,
+        name: str,
+        places: Sequence[CursorPlace],
+        account: Account | None = None,
+        *,
+        ends: PlaceEnds | None = None,
     ) -> None:
-        """Create or move a cursor. It stays on the account that created it."""
+        """Create or move a cursor. It stays on the account that created it.
+
+        `ends`: what their owners say of the places that are not served here.
+        """
         if not places:
             raise ClientFault(f"cursor {name!r}: at least one position is needed")
         self._check_counts(name, places)
@@ -60,7 +73,7 @@ class CursorStore:
                 )
         for pattern in dict.fromkeys(text for place in places for text in place.patterns):
             Pattern(pattern)
-        positions = [_position(name, log, place) for place in places]
+        positions = [_position(name, log, place, ends or {}) for place in places]
         known = [kept.metadata.cursors.find(name) for kept in self._stores.kept]
         owner = next((cursor.owner for cursor in known if cursor is not None), None)
         if owner is None and account is not None:
@@ -97,19 +110,24 @@ class CursorStore:
         *,
         is_visible: Callable[[CursorState], bool] | None = None,
         owner: Hashable = None,
+        part_only: bool = False,
     ) -> list[CursorState]:
-        """Cursors in order of their names, with their lag."""
+        """Cursors in order of their names, with their lag. `part_only`: -1 where another node knows it."""
         known = self._ordered(lambda cursor: name is None or cursor.name == name)
         found = []
         async for some in self._share.steps(known, owner, _CURSORS_PER_STEP):
             for cursor, log in some:
                 state = _state(cursor)
                 if is_visible is None or is_visible(state):
-                    found.append(await self._with_lag(log, cursor, state, owner))
+                    found.append(
+                        await self._with_lag(log, cursor, state, owner, part_only=part_only)
+                    )
         return found
 
-    async def page(self, request: ListRequest[CursorState]) -> Listed[CursorState]:
-        """Cursors with their lag, and whether these are all that remain."""
+    async def page(
+        self, request: ListRequest[CursorState], *, part_only: bool = False
+    ) -> Listed[CursorState]:
+        """Cursors with their lag, and whether these are all that remain. `part_only` as for `list`."""
         owner, is_visible = request.owner, request.is_visible
         page: PageBuilder[CursorState] = PageBuilder(request.limit, "cursors")
         known = self._ordered(lambda each: each.name > request.after)
@@ -120,7 +138,8 @@ class CursorStore:
             if is_visible is None or is_visible(state):
                 if page.is_full():
                     return page.items, False
-                page.add(await self._with_lag(log, cursor, state, owner), len(state.places))
+                lagging = await self._with_lag(log, cursor, state, owner, part_only=part_only)
+                page.add(lagging, len(state.places))
         return page.items, True
 
     def _ordered(self, is_wanted: Callable[[Cursor], bool]) -> _Known:
@@ -135,23 +154,29 @@ class CursorStore:
         return known
 
     async def _with_lag(
-        self, log: Store, cursor: Cursor, state: CursorState, owner: Hashable
+        self,
+        log: Store,
+        cursor: Cursor,
+        state: CursorState,
+        owner: Hashable,
+        *,
+        part_only: bool,
     ) -> CursorState:
         places = []
         for number, (at, place) in enumerate(zip(cursor.positions, state.places, strict=True), 1):
             if number % _PLACES_PER_STEP == 0:
                 await self._share.turn(owner)
             try:
-                lag = await self._lag(log, at, owner)
+                lag = max(0, await self._lag(log, at, owner))
             except UnknownTopicError:
                 lag = 0  # its topic was deleted
             except MovedError:
-                lag = self._last_lags.get(at, 0)  # its next owner knows
+                lag = _ELSEWHERE if part_only else self._last_lags.get(at, 0)  # its owner knows
             else:
                 if len(self._last_lags) >= _COUNTED_MAX:
                     self._last_lags.clear()
                 self._last_lags[at] = lag
-            places.append(msgspec.structs.replace(place, lag=max(0, lag)))
+            places.append(msgspec.structs.replace(place, lag=lag))
         return msgspec.structs.replace(state, places=places)
 
     async def _lag(self, log: Store, at: CursorPosition, owner: Hashable) -> int:
@@ -203,7 +228,7 @@ class CursorStore:
             return self._stores.existing(place.topic)
         assert place.journal is not None
         try:
-            return self._stores.shard(ShardId(place.journal, place.shard))[0]
+            return self._stores.log_of_shard(ShardId(place.journal, place.shard))
         except UnknownTopicError as error:
             raise UnknownTopicError(f"cursor {name!r}: {error}") from None
 
@@ -224,10 +249,10 @@ def _check_distinct(name: str, places: Sequence[CursorPlace]) -> None:
         known.add(key)
 
 
-def _position(name: str, log: Store, place: CursorPlace) -> CursorPosition:
+def _position(name: str, log: Store, place: CursorPlace, ends: PlaceEnds) -> CursorPosition:
     if place.topic is not None:
         key = (place.topic, place.partition)
-        end = owned_shard(log, key).next_offset(*key)
+        end = ends.get(key) or owned_shard(log, key).next_offset(*key)
         if not 1 <= place.offset <= end:
             raise ClientFault(
                 f"cursor {name!r}: offset {place.offset} of {place.topic}[{place.partition}] is not "
@@ -236,7 +261,7 @@ def _position(name: str, log: Store, place: CursorPlace) -> CursorPosition:
         return CursorPosition(topic=place.topic, partition=place.partition, offset=place.offset)
     assert place.journal is not None
     shard = ShardId(place.journal, place.shard)
-    end = log.shard(shard).entries().next_offset
+    end = ends.get((shard.journal, shard.shard)) or log.shard(shard).entries().next_offset
     if not 1 <= place.entry <= end:
         raise ClientFault(
             f"cursor {name!r}: entry {place.entry} of shard {shard} is not between 1 and {end}"

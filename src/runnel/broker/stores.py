@@ -346,6 +346,15 @@ class Stores:
                 return log, log.shard(shard)
         raise UnknownTopicError(f"there is no shard {shard}")
 
+    def log_of_shard(self, shard: ShardId) -> Store:
+        """The log of a shard, whether it is served here or not. UnknownTopicError if there is no such shard."""
+        for log in self.kept:
+            with suppress(UnknownTopicError):
+                with suppress(MovedError):
+                    log.shard(shard)
+                return log
+        raise UnknownTopicError(f"there is no shard {shard}")
+
     async def close(self) -> None:
         try:
             await self.main.close()

@@ -18,13 +18,15 @@ from runnel.broker.stores import Stores
 from runnel.config import Retain, format_duration, format_size
 from runnel.errors import MovedError, UnknownTopicError
 from runnel.formats.wire import Owner, PartitionState, TopicState
-from runnel.log.log import LogTopic, Store
+from runnel.log.log import LogTopic, OffsetBounds, Store
 from runnel.topics.names import check_topic
 from runnel.topics.pattern_index import PatternIndex
 from runnel.topics.patterns import Pattern
 
 _TOPICS_PER_STEP: Final = 64
 _PARTITIONS_PER_STEP: Final = 256
+# Of a partition that is not served here.
+_ELSEWHERE: Final = OffsetBounds(0, 0)
 
 
 class TopicListRequest(msgspec.Struct, frozen=True):
@@ -111,8 +113,10 @@ class TopicDirectory:
             policy.last_value,
         )
 
-    async def describe(self, name: str, *, asker: Hashable = None) -> TopicState:
-        """One topic with its partitions."""
+    async def describe(
+        self, name: str, *, asker: Hashable = None, part_only: bool = False
+    ) -> TopicState:
+        """One topic with its partitions. `part_only`: those that are not served here have the offsets 0."""
         log = self._stores.log_of(name)
         if log is None:
             topic = self._ephemeral_topic(name)
@@ -121,34 +125,37 @@ class TopicDirectory:
             return _with_partitions(self._ephemeral_state(topic), live)
         partitions = []
         shards = enumerate(log.metadata.topics.get(name).shards)
-        try:
-            async for some in self._share.steps(shards, asker, _PARTITIONS_PER_STEP):
-                for number, shard in some:
+        async for some in self._share.steps(shards, asker, _PARTITIONS_PER_STEP):
+            for number, shard in some:
+                try:
                     bounds = await log.bounds(name, number)
                     owner = Owner(shard.journal, shard.shard, log.shard(shard).epoch)
-                    state = PartitionState(bounds.first_offset, bounds.next_offset, owner)
-                    partitions.append(state)
-        except MovedError as error:
-            raise self._stores.moved(error, [name]) from None
+                except MovedError as error:
+                    if not part_only:
+                        raise self._stores.moved(error, [name]) from None
+                    bounds = _ELSEWHERE
+                    owner = Owner(shard.journal, shard.shard, 0)
+                state = PartitionState(bounds.first_offset, bounds.next_offset, owner)
+                partitions.append(state)
         return _with_partitions(self._kept(log, name), partitions)
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, part_only: bool = False) -> None:
         log = self._stores.log_of(name)
         if log is None:
             self._ephemeral.vanish(self._ephemeral_topic(name))
         else:
             try:
-                await log.metadata.delete_topic(name)
+                await log.metadata.delete_topic(name, part_only=part_only)
             except MovedError as error:
                 raise self._stores.moved(error, [name]) from None
 
-    async def purge(self, name: str) -> None:
+    async def purge(self, name: str, *, part_only: bool = False) -> None:
         log = self._stores.log_of(name)
         if log is None:
             self._ephemeral.purge(self._ephemeral_topic(name))
         else:
             try:
-                await log.metadata.purge_topic(name)
+                await log.metadata.purge_topic(name, part_only=part_only)
             except MovedError as error:
                 raise self._stores.moved(error, [name]) from None
 

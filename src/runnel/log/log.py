@@ -431,11 +431,17 @@ class MetadataStore(Protocol):
         They may still have to be recorded when this returns: a batch of theirs is stored after their record.
         """
 
-    async def purge_topic(self, name: str) -> None:
-        """Hide all messages that are stored now. Retention frees their room later."""
+    async def purge_topic(self, name: str, *, part_only: bool = False) -> None:
+        """Hide all messages that are stored now. Retention frees their room later.
 
-    async def delete_topic(self, name: str) -> None:
-        """Hide the topic and its messages. A new topic of this name continues after the last offset."""
+        MovedError, before anything is hidden, if a partition is not served here; `part_only`: those stay as they are.
+        """
+
+    async def delete_topic(self, name: str, *, part_only: bool = False) -> None:
+        """Hide the topic and its messages. A new topic of this name continues after the last offset.
+
+        MovedError if a partition is not served here; `part_only`: its owner hides it when it hears of the deletion.
+        """
 
     async def set_cursor(
         self, name: str, positions: Sequence[CursorPosition], owner: str = ""

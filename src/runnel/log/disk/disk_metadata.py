@@ -57,13 +57,13 @@ class DiskMetadata(LogMetadata):
         finally:
             self._creation.record()
 
-    async def purge_topic(self, name: str) -> None:
+    async def purge_topic(self, name: str, *, part_only: bool = False) -> None:
         self._check_open()
-        await self._removal.purge(name)
+        await self._removal.purge(name, part_only=part_only)
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str, *, part_only: bool = False) -> None:
         self._check_open()
-        await self._removal.delete(name)
+        await self._removal.delete(name, part_only=part_only)
 
     # --- Cursors ---
 

@@ -37,11 +37,16 @@ class TopicRemoval:
         self._find_shard = find_shard
         self._listener = listener
 
-    async def purge(self, name: str) -> None:
-        """Hide all messages that are stored now. Each shard records it; a crash may leave it done in some of them."""
-        topic, shards = self._parts_of(name)
+    async def purge(self, name: str, *, part_only: bool = False) -> None:
+        """Hide all messages that are stored now. Each shard records it; a crash may leave it done in some of them.
+
+        `part_only`: in the shards that are served here.
+        """
+        topic, shards = self._parts_of(name, part_only=part_only)
         floors: dict[DiskShard, list[tuple[Partition, int]]] = {}
         for partition, shard in zip(topic.partitions, shards, strict=True):
+            if shard is None:
+                continue
             floors.setdefault(shard, []).append((partition, partition.visible_next))
         waiting = [
             shard.catalogue.add(
@@ -56,12 +61,15 @@ class TopicRemoval:
         for recorded in waiting:
             await recorded
 
-    async def delete(self, name: str) -> None:
-        """Hide the topic and its messages, also those that are stored meanwhile: a new topic has another generation."""
-        self._parts_of(name)
+    async def delete(self, name: str, *, part_only: bool = False) -> None:
+        """Hide the topic and its messages, also those that are stored meanwhile: a new topic has another generation.
+
+        `part_only`: some of its shards are served elsewhere. Their owners follow the record.
+        """
+        self._parts_of(name, part_only=part_only)
         for recorded in self._creation.unrecorded((name,)):  # the topic's own record comes first
             await asyncio.shield(recorded)
-        self._parts_of(name)
+        self._parts_of(name, part_only=part_only)
         await self._metadata.add(TopicDeleted(name), apply=partial(self.apply_deletion, name))
 
     def apply_deletion(self, name: str) -> None:
@@ -73,12 +81,13 @@ class TopicRemoval:
                 shard.hide()
         self._listener.on_topic_deleted(name)
 
-    def _parts_of(self, name: str) -> tuple[Topic, list[DiskShard]]:
-        """The topic, and the shard of each of its partitions."""
+    def _parts_of(self, name: str, *, part_only: bool) -> tuple[Topic, Sequence[DiskShard | None]]:
+        """The topic, and the shard of each of its partitions; None if it is elsewhere, with `part_only`."""
         topic = self._topics.find(name)
         if topic is None:
             raise UnknownTopicError(f"topic {name!r} does not exist")
-        return topic, [self._shard(partition.shard) for partition in topic.partitions]
+        find = self._find_shard if part_only else self._shard
+        return topic, [find(partition.shard) for partition in topic.partitions]
 
 
 def _hide(shard: DiskShard, floors: Sequence[tuple[Partition, int]]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import EllipsisType
 
-from runnel.errors import UnknownTopicError
+from runnel.errors import MovedError, UnknownTopicError
 from runnel.formats.envelope import Envelope
 from runnel.log.log import Creator, CursorPosition, LogListener, LogTopic, ShardId, SomeMade
 from runnel.log.memory.shard import MemoryShard
 from runnel.log.metadata.last_values import LastValues
 from runnel.log.metadata.log_metadata import LogMetadata
 from runnel.log.metadata.log_tables import LogTables
+from runnel.log.metadata.topic_table import Partition
 from runnel.platform.clock import Clock
 
 
@@ -45,20 +47,23 @@ class MemoryMetadata(LogMetadata):
         self._check_open()
         return self._tables.topics.make_some(envelope, run, made_max, creator)
 
-    async def purge_topic(self, name: str) -> None:
+    async def purge_topic(self, name: str, *, part_only: bool = False) -> None:
         """Hide all messages that are stored now, and free their room."""
         self._check_open()
         topic = self._tables.topics.find(name)
         if topic is None:
             raise UnknownTopicError(f"topic {name!r} does not exist")
-        shards = [self._shard(partition.shard) for partition in topic.partitions]
-        for partition, shard in zip(topic.partitions, shards, strict=True):
+        served: list[tuple[Partition, MemoryShard]] = []
+        for partition in topic.partitions:
+            with suppress(*((MovedError,) if part_only else ())):
+                served.append((partition, self._shard(partition.shard)))
+        for partition, shard in served:
             partition.floor = partition.visible_next
             shard.hide(partition)
         self._last_values.forget(name)
 
-    async def delete_topic(self, name: str) -> None:
-        await self.purge_topic(name)
+    async def delete_topic(self, name: str, *, part_only: bool = False) -> None:
+        await self.purge_topic(name, part_only=part_only)
         self._tables.topics.delete(name)
         self._listener.on_topic_deleted(name)
 
