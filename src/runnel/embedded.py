@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from runnel.broker.access import local_access
 from runnel.broker.broker import Broker as BrokerCore
 from runnel.broker.log_maintenance import LogMaintenance
 from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.client import Opening, open_bus
-from runnel.client.connection import Handle
+from runnel.client.connection import Dial, Handle, LoopTimers, dial_to, parse_host
 from runnel.cluster import ClusterNode
 from runnel.config import IN_MEMORY, Keep, Settings
 from runnel.formats.wire import Route
@@ -26,6 +27,7 @@ from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener
 from runnel.protocols.native.native_server import NativeServer
+from runnel.relay import Relays, access_maker
 from runnel.security.authenticator import Authenticator
 from runnel.topics.policies import Policies
 
@@ -93,7 +95,9 @@ class Broker:
         settings = self._core.settings
         native = msgspec.structs.replace(settings.native, listen=address)
         settings = msgspec.structs.replace(settings, native=native)
-        listener = await Listener.open(self._core, self._authenticator, settings)
+        listener = await Listener.open(
+            self._core, self._authenticator, settings, self._servers[0].make_access
+        )
         self._servers.append(listener.server)
         try:
             yield f"runnel://{listener.address}"
@@ -141,16 +145,25 @@ async def _opened(
             authenticator = Authenticator.open(settings, clock)
             authenticator.on_token_changed.append(core.audit.token_changed)
             authenticator.start()
-            server = NativeServer(core, settings, authenticator)
+            relays = None if node is None else Relays(core, node, _dial, LoopTimers())
+            make_access = local_access(core) if relays is None else access_maker(relays)
+            server = NativeServer(core, settings, authenticator, make_access)
             try:
                 yield Broker(core, authenticator, server, clock)
             finally:
                 await server.close()
+                if relays is not None:
+                    await relays.close()
                 await authenticator.close()
         finally:
             await core.close()
     finally:
         workers.close()
+
+
+def _dial(address: str) -> Dial:
+    """How this node reaches another one."""
+    return dial_to(parse_host(address, None))
 
 
 class ClockTimers:

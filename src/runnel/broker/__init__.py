@@ -20,6 +20,7 @@ __all__ = [
     "cluster_nodes",
     "connections",
     "consumer_groups",
+    "cursors",
     "fetcher",
     "limits",
     "live",

@@ -58,22 +58,23 @@ _PUBLISH: Final = Right.PUBLISH
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_A = TypeVar("_A", bound="Access")
 
 
-def _audited(
-    verb: Callable[Concatenate[Access, _P], Coroutine[Any, Any, _T]],
-) -> Callable[Concatenate[Access, _P], Coroutine[Any, Any, _T]]:
+def audited(
+    verb: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]]:
     """Decorates a verb: each denial goes to the audit trail."""
 
     @functools.wraps(verb)
-    async def audited(self: Access, /, *args: _P.args, **named: _P.kwargs) -> _T:
+    async def recorded(self: _A, /, *args: _P.args, **named: _P.kwargs) -> _T:
         try:
             return await verb(self, *args, **named)
         except ForbiddenError as error:
             self.record_denial(verb.__name__, error)
             raise
 
-    return audited
+    return recorded
 
 
 class Scope(enum.Enum):
@@ -158,6 +159,10 @@ class Access:
         """The broker's clock; needs no right."""
         return self._broker.clock.time_ns()
 
+    def served_stamp(self) -> int:
+        """A hash over the shards that are served here at this moment; 0 for callers that are no other node."""
+        return 0
+
     @property
     def policies(self) -> Policies:
         """The topic rules that hold now. A caller that may see a topic may know its rule."""
@@ -170,7 +175,7 @@ class Access:
 
     # --- Copying ---
 
-    @_audited
+    @audited
     async def checkpoint(self) -> tuple[str, str]:
         """`admin` for everything. The checkpoint stays until the caller drops it with `drop_checkpoint`."""
         self._rules.check_patterns(Right.ADMIN, EVERYTHING)
@@ -274,7 +279,7 @@ class Access:
         finally:
             self._slowed_reads.discard(task)
 
-    @_audited
+    @audited
     async def fetch(self, request: FetchRequest) -> FetchResult:
         """`read` for the topic."""
         self._rules.check_topic(Right.READ, request.topic)
@@ -288,13 +293,13 @@ class Access:
             account.charge_out(fetched.messages, sum(len(each.body) for each in fetched.batches))
         return fetched
 
-    @_audited
+    @audited
     async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
         """`read` for the patterns."""
         self._rules.check_read(patterns)
         return await self._broker.shards(patterns, time_ns, owner=self._owner)
 
-    @_audited
+    @audited
     async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:
         """`read` for the patterns; and any right to the topic, if the journal is one topic's own."""
         self._rules.check_read(request.patterns)
@@ -309,7 +314,7 @@ class Access:
             account.charge_out(fetched.messages, sum(map(len, fetched.blocks)))
         return fetched
 
-    @_audited
+    @audited
     async def subscribe(self, request: SubscribeRequest) -> LiveSubscription:
         """`read` for the patterns."""
         self._rules.check_read(request.patterns)
@@ -347,7 +352,7 @@ class Access:
 
     async def topics(
         self, pattern: str = "*", *, after: str = "", limit: int = 1000
-    ) -> tuple[list[TopicState], bool]:
+    ) -> Listed[TopicState]:
         """Lists the topics that the caller has any right to; False: there are more."""
         visible = None if self._rights is None else self._rights.visible
         return await self._broker.topics.list(
@@ -359,7 +364,7 @@ class Access:
         """The owner by which walks over large lists take turns: the token, or this connection."""
         return self if self._rights is None else self._rights.name
 
-    @_audited
+    @audited
     async def describe_topic(self, name: str) -> TopicState:
         """Any right to the topic."""
         self._rules.check_seen(name)
@@ -367,21 +372,21 @@ class Access:
             name, asker=self._owner, part_only=self._part_only
         )
 
-    @_audited
+    @audited
     async def delete_topic(self, name: str) -> None:
         """`admin` for the topic."""
         self._rules.check_topic(Right.ADMIN, name)
         await self._broker.delete_topic(name, part_only=self._part_only)
         self._record(AuditKind.TOPIC_DELETED, name)
 
-    @_audited
+    @audited
     async def purge_topic(self, name: str) -> None:
         """`admin` for the topic."""
         self._rules.check_topic(Right.ADMIN, name)
         await self._broker.purge_topic(name, part_only=self._part_only)
         self._record(AuditKind.TOPIC_PURGED, name)
 
-    @_audited
+    @audited
     async def set_cursor(
         self, name: str, places: Sequence[CursorPlace], *, ends: PlaceEnds | None = None
     ) -> None:
@@ -395,7 +400,7 @@ class Access:
         if any(_is_moved_back(each.places, places) for each in known):
             self._record(AuditKind.CURSOR_MOVED, name)
 
-    @_audited
+    @audited
     async def remove_cursor(self, name: str) -> None:
         """`read` or `admin` for every place."""
         self._rules.check_cursor_removal(name, self._broker.cursors.known(name))
@@ -417,7 +422,7 @@ class Access:
 
     # --- Acknowledged work ---
 
-    @_audited
+    @audited
     async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
         """`consume` for the patterns of the subscription, whether it exists or has to be made."""
         self._rules.check_patterns(Right.CONSUME, request.patterns)
@@ -438,7 +443,7 @@ class Access:
             raise self._rules.refusal_of(request.subscription, Right.CONSUME)
         return consumer
 
-    @_audited
+    @audited
     async def make_subscription(self, request: SubscriptionRequest) -> bool:
         """`consume` for the patterns. Returns False if the subscription existed already."""
         name = request.name
@@ -455,14 +460,14 @@ class Access:
             await self._broker.warn_of_habits(f"subscription {name}", request.patterns)
         return is_new
 
-    @_audited
+    @audited
     async def delete_subscription(self, name: str) -> None:
         """`admin` for the subscription's patterns."""
         self._rules.check_subscription(name, Right.ADMIN)
         await self._broker.consumer_groups.delete_subscription(name)
         self._record(AuditKind.SUBSCRIPTION_DELETED, name)
 
-    @_audited
+    @audited
     async def pause_subscription(self, name: str, *, is_paused: bool) -> None:
         """`admin` for the subscription's patterns."""
         self._rules.check_subscription(name, Right.ADMIN)
@@ -470,21 +475,21 @@ class Access:
         kind = AuditKind.SUBSCRIPTION_PAUSED if is_paused else AuditKind.SUBSCRIPTION_RESUMED
         self._record(kind, name)
 
-    @_audited
+    @audited
     async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
         """`admin` for the subscription's patterns."""
         self._rules.check_subscription(name, Right.ADMIN)
         await self._broker.consumer_groups.move_subscription(name, start, member=member)
         self._record(AuditKind.SUBSCRIPTION_MOVED, name, to=start.kind, member=member or "")
 
-    @_audited
+    @audited
     async def remove_member(self, name: str, member: str) -> None:
         """`admin` for the subscription's patterns."""
         self._rules.check_subscription(name, Right.ADMIN)
         await self._broker.consumer_groups.remove_member(name, member)
         self._record(AuditKind.MEMBER_REMOVED, name, member=member)
 
-    @_audited
+    @audited
     async def subscription(self, name: str) -> SubscriptionState:
         """`consume` or `admin` for the patterns. The answer includes the partitions."""
         self._rules.check_subscription(name, Right.CONSUME, Right.ADMIN)
@@ -498,7 +503,7 @@ class Access:
             ListRequest(after, limit, is_visible, self._owner)
         )
 
-    @_audited
+    @audited
     async def dead_letters(
         self, subscription: str, offset: int, messages_max: int
     ) -> tuple[Sequence[Batch], int]:
@@ -520,7 +525,7 @@ class Access:
         batches, next_offset = found
         return [own for batch in batches for own in self._rules.own_letters(batch)], next_offset
 
-    @_audited
+    @audited
     async def settle_dead(self, request: SettleRequest) -> int:
         """`admin` for the subscription's patterns."""
         self._rules.check_subscription(request.subscription, Right.ADMIN)

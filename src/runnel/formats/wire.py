@@ -360,6 +360,15 @@ class MakeCheckpoint(Head, tag="checkpoint", frozen=True, gc=False):
     id: Id
 
 
+class AsOf(Head, tag="as_of", frozen=True, gc=False):
+    """Among nodes: the next request holds only for a node that serves just the shards that its asker believes.
+
+    `stamp` is a hash over these shards and their epochs. Otherwise that request is `moved`. Not answered.
+    """
+
+    stamp: Natural
+
+
 class Ping(Head, tag="ping", frozen=True, gc=False):
     """Request a `pong`."""
 
@@ -592,6 +601,7 @@ Request: TypeAlias = (
     | Cursors
     | Statistics
     | MakeCheckpoint
+    | AsOf
     | Ping
     | WorkRequest
 )

@@ -22,9 +22,12 @@ from runnel.formats.work_heads import (
 PARTS_MAX: Final = 100_000
 
 
+_WITHOUT_ID: Final = (wire.Credit, wire.AsOf, Window, Nack, Renew, Recalled)
+
+
 def id_of(request: wire.Request) -> int:
     """The id to answer to; 0, the connection's own id, for a request without one."""
-    return 0 if isinstance(request, wire.Credit | Window | Nack | Renew | Recalled) else request.id
+    return 0 if isinstance(request, _WITHOUT_ID) else request.id
 
 
 def name_of(request: wire.Request) -> str:

@@ -85,6 +85,7 @@ class Session:
     __slots__ = (
         "_access",
         "_appending",
+        "_as_of",
         "_authenticated",
         "_authenticator",
         "_blocked_by",
@@ -131,6 +132,7 @@ class Session:
         self._make_access = make_access or local_access(broker)
         self._authenticated: AuthenticatedClient | None = None
         self._appending: asyncio.Task[None] | None = None  # the publish that waits for room
+        self._as_of: int | None = None  # what another node said before its next request
         self._settings = settings
         self._output = output
         self._tasks = OwnedTasks("a session") if tasks is None else tasks
@@ -422,16 +424,18 @@ class Session:
                 self._start(request.id, partial(self.consumers.open, self._access, request))
             case wire.FetchShard():
                 self._check_open()
-                self._start(request.id, partial(self._reply_large, request))
+                self._start(request.id, partial(self._reply_large, None, request))
             case wire.Fetch():
                 self._check_open()
-                task = self._start(request.id, partial(self._reply_large, request))
+                task = self._start(request.id, partial(self._reply_large, None, request))
                 if request.wait_ms:
                     self._waiting_fetches.add(task)
                     task.add_done_callback(self._waiting_fetches.discard)
             case wire.Nodes():
                 self._broker.nodes.listeners[self._tell_nodes] = None
                 self._answer(request)
+            case wire.AsOf():
+                self._as_of = request.stamp
             case wire.Hello():
                 raise HandshakeError("hello was said already; it is the first frame and no other")
             case _:
@@ -448,10 +452,12 @@ class Session:
         if isinstance(request, verbs.PromptRequest):
             reply = verbs.reply_to(self._access, request)
             say(self._output, reply.head, reply.tail)
-        elif isinstance(request, verbs.ListRequest):
-            self._start(request.id, partial(self._reply_large, request))
+            return
+        as_of, self._as_of = self._as_of, None
+        if isinstance(request, verbs.ListRequest):
+            self._start(request.id, partial(self._reply_large, as_of, request))
         else:
-            self._start(request.id, partial(self._reply_later, request))
+            self._start(request.id, partial(self._reply_later, as_of, request))
 
     def _check_open(self) -> None:
         if self._stage is _DRAINING:
@@ -567,18 +573,18 @@ class Session:
             self._say_error(request_id, _shutting_down())
         self._count_answered()
 
-    async def _reply_later(self, request: verbs.SmallRequest) -> None:
-        reply = await verbs.wait_reply_to(self._access, request)
+    async def _reply_later(self, as_of: int | None, request: verbs.SmallRequest) -> None:
+        reply = await verbs.wait_reply_as_of(self._access, as_of, request)
         if self._stage is _Stage.CLOSED:
             self._drop_checkpoint()  # the client that it was made for is gone
         say(self._output, reply.head, reply.tail)
 
-    async def _reply_large(self, request: verbs.WaitingRequest) -> None:
+    async def _reply_large(self, as_of: int | None, request: verbs.WaitingRequest) -> None:
         async with LargeAnswer(self._large_answers) as answer:
             if self._ends_when_idle and self._access.is_slowed_out:
                 self._fail_slowed()
             if self._stage is not _Stage.CLOSED:
-                reply = await verbs.wait_reply_to(self._access, request, answer.suspended)
+                reply = await verbs.wait_reply_as_of(self._access, as_of, request, answer.suspended)
                 self._messages_fetched += reply.messages
                 say(self._output, reply.head, reply.tail)
 

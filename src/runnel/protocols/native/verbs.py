@@ -16,6 +16,7 @@ from runnel.broker.broker import ShardId
 from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest
 from runnel.broker.fetcher import FetchRequest
 from runnel.broker.shard_fetcher import ShardFetchRequest
+from runnel.errors import MovedError
 from runnel.formats import block, wire
 from runnel.formats import envelope as envelopes
 from runnel.formats import work_heads as work
@@ -84,6 +85,26 @@ def reply_to(access: Access, request: PromptRequest) -> Reply:
         case wire.Statistics():
             document = _json.encode(access.statistics())
             return Reply(wire.StatisticsReport(request.id), (document,))
+
+
+async def wait_reply_as_of(
+    access: Access,
+    as_of: int | None,
+    request: WaitingRequest,
+    while_waiting: WhileWaiting = nullcontext,
+) -> Reply:
+    """The answer to a request of another node, if this one serves what the asker believes: before, and still after."""
+    if as_of is not None:
+        _check_served(access, as_of)
+    reply = await wait_reply_to(access, request, while_waiting)
+    if as_of is not None:
+        _check_served(access, as_of)
+    return reply
+
+
+def _check_served(access: Access, as_of: int) -> None:
+    if access.served_stamp() != as_of:
+        raise MovedError("this node serves other shards than the asking node believes; ask again")
 
 
 async def wait_reply_to(

@@ -1,0 +1,479 @@
+"""The access of a caller to a cluster: the verbs answer for all nodes, whichever of them is asked.
+
+What this node serves is done here, as by a single broker. The rest is asked of the nodes that serve it, with the
+caller's own token, so a relayed request has the caller's rights and quotas, which both nodes check. Verbs about one
+partition go to its owner. Verbs about many shards are done by every node for its own, and merged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from msgspec.structs import replace
+
+from runnel.broker.access import Access, MakeAccess, Scope, audited
+from runnel.broker.broker import Level, Published, ShardId
+from runnel.broker.cursors import PlaceEnds
+from runnel.broker.fetcher import FetchRequest, FetchResult
+from runnel.broker.pages import Listed
+from runnel.broker.shard_fetcher import ShardFetchRequest, ShardFetchResult
+from runnel.client.connection import Deadline
+from runnel.config import Keep
+from runnel.errors import MovedError, RunnelError, UnknownTopicError
+from runnel.formats import block, envelope, wire
+from runnel.formats.batch import Batch, unpack_blocks
+from runnel.formats.message import Message
+from runnel.formats.wire import CursorPlace, CursorState, ShardState, TopicState
+from runnel.relay import merging
+from runnel.relay.publish_lines import RelayedPublish
+from runnel.relay.relays import Relays
+from runnel.security.authenticator import AuthenticatedClient
+from runnel.security.rights import Right
+from runnel.topics.partitions import partition_of_key
+
+_NS_PER_MS: Final = 1_000_000
+_NS_PER_S: Final = 1_000_000_000
+# A wait for a message is asked for in steps: the other node does not hear that the caller has gone.
+_WAIT_NS_MAX: Final = 5 * _NS_PER_S
+
+
+def access_maker(relays: Relays) -> MakeAccess:
+    """Access to a node of a cluster."""
+
+    def make(client: AuthenticatedClient, peer: str, scope: Scope = Scope.CLUSTER) -> Access:
+        match scope:
+            case Scope.CLUSTER:
+                return RelayingAccess(relays, client, peer)
+            case Scope.PARTS:
+                return ClusterAccess(relays, client, peer)
+            case Scope.NODE:
+                return PartAccess(relays, client, peer)
+
+    return make
+
+
+class PartAccess(Access):
+    """The access of another node, with a caller's token: verbs answer for the shards that are served here."""
+
+    __slots__ = ("_relays",)
+
+    def __init__(self, relays: Relays, client: AuthenticatedClient, peer: str) -> None:
+        super().__init__(relays.broker, client.rights, peer, part_only=True)
+        self._relays = relays
+
+    def served_stamp(self) -> int:
+        return self._relays.served_stamp()
+
+
+class ClusterAccess(Access):
+    """The access of a caller that follows routes: what concerns one shard is done here, or is `moved`."""
+
+    __slots__ = ("_relays", "_token_text")
+
+    def __init__(self, relays: Relays, client: AuthenticatedClient, peer: str) -> None:
+        super().__init__(relays.broker, client.rights, peer, part_only=True)
+        self._relays = relays
+        self._token_text = client.token
+
+    # --- Topics ---
+
+    async def topics(
+        self, pattern: str = "*", *, after: str = "", limit: int = 1000
+    ) -> Listed[TopicState]:
+        own, others = await self._relays.everywhere(
+            self._token_text,
+            partial(super().topics, pattern, after=after, limit=limit),
+            wire.TopicList,
+            lambda number: wire.Topics(number, pattern, after, limit),
+            f"listing topics {pattern}",
+        )
+        assert own is not None
+        known = {topic.name for topic in own[0]}
+
+        def merge(parts: Sequence[TopicState]) -> TopicState | None:
+            # What is deleted here is deleted; another node may not have heard of it yet.
+            if merging.is_shared_topic(parts[0]) and parts[0].name not in known:
+                return None
+            return merging.merged_topic(parts)
+
+        pages = [own, *((answer.topics, answer.is_complete) for answer, _ in others)]
+        return merging.merged_page(pages, lambda topic: topic.name, merge, max(1, limit))
+
+    async def describe_topic(self, name: str) -> TopicState:
+        own, others = await self._relays.everywhere(
+            self._token_text,
+            partial(super().describe_topic, name),
+            wire.TopicList,
+            lambda number: wire.DescribeTopic(number, name),
+            f"describing {name}",
+            (UnknownTopicError,),
+        )
+        parts = [] if own is None else [own]
+        topic = merging.merged_topic([*parts, *(answer.topics[0] for answer, _ in others)])
+        if topic.keep != "none" and (missing := merging.missing_partitions(topic)):
+            return await self._completed(topic, missing)
+        return topic
+
+    async def _completed(self, topic: TopicState, missing: Sequence[int]) -> TopicState:
+        """The topic with partitions that nobody has used yet, and so nobody has described."""
+        owners = self._broker.routes([topic.name])[0].owners
+        partitions = list(topic.partitions)
+        for number in missing:
+            partitions[number] = wire.PartitionState(1, 1, owners[number])
+        return replace(topic, partitions=partitions)
+
+    async def delete_topic(self, name: str) -> None:
+        [route] = self._broker.routes([name])
+        if route.exists and route.keep == Keep.DISK:
+            # The record of the deletion reaches every node. Asked twice, it could hit a topic that was made again.
+            await super().delete_topic(name)
+            return
+        await self._relays.everywhere(
+            self._token_text,
+            partial(super().delete_topic, name),
+            wire.Done,
+            lambda number: wire.DeleteTopic(number, name),
+            f"deleting {name}",
+            (UnknownTopicError,),
+        )
+
+    async def purge_topic(self, name: str) -> None:
+        await self._relays.everywhere(
+            self._token_text,
+            partial(super().purge_topic, name),
+            wire.Done,
+            lambda number: wire.PurgeTopic(number, name),
+            f"purging {name}",
+            (UnknownTopicError,),
+        )
+
+    # --- Shards ---
+
+    async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
+        own, others = await self._relays.everywhere(
+            self._token_text,
+            partial(super().shards, patterns, time_ns),
+            wire.ShardList,
+            lambda number: wire.Shards(number, patterns, time_ns),
+            "asking for shards",
+        )
+        assert own is not None
+        return merging.merged_shards([own, *(answer.shards for answer, _ in others)])
+
+    # --- Cursors ---
+
+    async def cursors(self, *, after: str = "", limit: int = 0) -> Listed[CursorState]:
+        own, others = await self._relays.everywhere(
+            self._token_text,
+            partial(super().cursors, after=after, limit=limit),
+            wire.CursorListHead,
+            lambda number: wire.Cursors(number, None, after, limit),
+            "listing cursors",
+        )
+        assert own is not None
+        return merging.merged_page(
+            [own, *((answer.cursors, answer.is_complete) for answer, _ in others)],
+            lambda cursor: cursor.name,
+            merging.merged_cursor,
+            limit,
+            lambda cursor: len(cursor.places),
+        )
+
+    async def cursor(self, name: str) -> list[CursorState]:
+        own, others = await self._relays.everywhere(
+            self._token_text,
+            partial(super().cursor, name),
+            wire.CursorListHead,
+            lambda number: wire.Cursors(number, name),
+            f"asking for cursor {name}",
+        )
+        parts = [*(own or ()), *(each for answer, _ in others for each in answer.cursors)]
+        return [merging.merged_cursor(parts)] if parts else []
+
+    async def set_cursor(
+        self,
+        name: str,
+        places: Sequence[CursorPlace],
+        *,
+        ends: PlaceEnds | None = None,  # noqa: ARG002 - it is asked of their owners
+    ) -> None:
+        addresses = {self._address_of(place) for place in places}
+        if len(addresses) == 1 and (address := addresses.pop()) not in (
+            "",
+            self._relays.node.address,
+        ):
+            peer = self._relays.peers.get(self._token_text, address)
+            await peer.ask(
+                wire.Done,
+                lambda number: wire.SetCursor(number, name, places),
+                deadline=self._relays.deadline(),
+                what=f"setting cursor {name}",
+            )
+            return
+        await super().set_cursor(name, places, ends=await self._ends_of(places))
+
+    def _address_of(self, place: CursorPlace) -> str:
+        """The address of the node that serves a place; empty: not known, and this node says what is wrong."""
+        if place.topic is not None:
+            try:
+                return self._relays.owner_of(place.topic, place.partition).address
+            except RunnelError:
+                return ""
+        if place.journal is None:
+            return ""
+        row = ShardId(place.journal, place.shard)
+        return self._relays.node.view.address(row) or ""
+
+    async def _ends_of(self, places: Sequence[CursorPlace]) -> PlaceEnds:
+        """What the owners of these places say of their ends."""
+        ends: dict[tuple[str, int], int] = {}
+        for topic in dict.fromkeys(place.topic for place in places if place.topic is not None):
+            for number, each in enumerate((await self.describe_topic(topic)).partitions):
+                ends[topic, number] = each.next_offset
+        patterns = dict.fromkeys(
+            text for place in places if place.topic is None for text in place.patterns or ("*",)
+        )
+        if patterns:
+            for shard in await self.shards(list(patterns)):
+                ends[shard.journal, shard.shard] = shard.next_entry
+        return ends
+
+
+class RelayingAccess(ClusterAccess):
+    """The access of a caller that knows nothing of nodes: what concerns one shard is relayed to its owner, too."""
+
+    __slots__ = ()
+
+    # --- Publishing ---
+
+    def publish(self, batch: Batch, level: Level | None = None) -> asyncio.Future[Published]:
+        append = partial(super().publish, batch, level)
+        head = batch.envelope
+        topic, partition = head.topics[0], head.column32(head.partitions)[0]
+
+        def relayed() -> RelayedPublish:
+            tail = block.pack(envelope.encode(head), batch.body)
+            return RelayedPublish(
+                append,
+                lambda number: wire.Publish(number, _asked(level)),
+                tail,
+                len(batch.body),
+                level,
+                is_numbered=head.producer is not None,
+            )
+
+        return self._append_or_relay(append, relayed, topic, partition)
+
+    def send(
+        self, message: Message, level: Level | None = None, *, partition: int | None = None
+    ) -> asyncio.Future[Published]:
+        append = partial(super().send, message, level, partition=partition)
+        at = self._partition_of(message) if partition is None else partition
+
+        def relayed() -> RelayedPublish:
+            def make(number: int) -> wire.Head:
+                return wire.Send(
+                    number,
+                    _asked(level),
+                    message.topic,
+                    message.payload,
+                    message.key,
+                    dict(message.tags) or None,
+                    message.event_time_ns,
+                    message.transmit_time_ns,
+                    at,
+                    message.partition_key,
+                    message.uid,
+                )
+
+            return RelayedPublish(append, make, (), message.size, level, is_numbered=False)
+
+        return self._append_or_relay(append, relayed, message.topic, at)
+
+    def _append_or_relay(
+        self,
+        append: Callable[[], asyncio.Future[Published]],
+        relayed: Callable[[], RelayedPublish],
+        topic: str,
+        partition: int,
+    ) -> asyncio.Future[Published]:
+        """Append here, or behind what is on its way to another node: the order of publishes is a promise."""
+        relays, token = self._relays, self._token_text
+        owner = relays.owner_of(topic, partition)
+        shard = ShardId(owner.journal, owner.shard)
+        line = relays.known_line(token, shard)
+        if line is None:
+            try:
+                published = append()
+            except MovedError:
+                line = relays.line(token, shard, topic, partition)
+            else:
+                return _relayed_if_moved(
+                    published,
+                    lambda: relays.line(token, shard, topic, partition).push_again(relayed()),
+                )
+        return line.push(relayed())
+
+    def _partition_of(self, message: Message) -> int:
+        """The partition of a single message, chosen as the broker chooses it."""
+        count = len(self._broker.routes([message.topic])[0].owners)
+        key = message.key if message.partition_key is None else message.partition_key
+        return 0 if key is None else partition_of_key(key, count)
+
+    async def wait_room(self, topic: str, partition: int | None = None) -> None:
+        owner = self._relays.owner_of(topic, partition or 0)
+        line = self._relays.known_line(self._token_text, ShardId(owner.journal, owner.shard))
+        if line is not None:
+            await line.wait_room()
+            return
+        try:
+            await super().wait_room(topic, partition)
+        except MovedError:
+            await asyncio.sleep(0)  # the next try is relayed
+
+    # --- Reading ---
+
+    @audited
+    async def fetch(self, request: FetchRequest) -> FetchResult:
+        self._rules.check_topic(Right.READ, request.topic)
+        wait_ns = request.wait_ns
+        deadline = self._relays.deadline(extra_s=wait_ns / _NS_PER_S)
+        partition = request.partition or 0
+        here = super().fetch
+
+        return await self._relays.at_owner(
+            lambda: self._relays.owner_of(request.topic, partition).address,
+            lambda: here(request),
+            lambda address: self._fetch_at(address, request, deadline),
+            deadline,
+        )
+
+    async def _fetch_at(
+        self, address: str, request: FetchRequest, deadline: Deadline
+    ) -> FetchResult:
+        """Fetch from another node; wait there in steps."""
+        left_ns = request.wait_ns
+        while True:
+            wait_ns = min(left_ns, _WAIT_NS_MAX)
+            answer, tail = await self._fetch_step(address, request, wait_ns, deadline)
+            left_ns -= wait_ns
+            if tail or left_ns <= 0 or answer.gaps:
+                return FetchResult(
+                    unpack_blocks(tail),
+                    answer.next_offset,
+                    answer.first_offset,
+                    answer.end_offset,
+                    answer.gaps,
+                )
+            request = replace(request, offset=answer.next_offset, time_ns=None)
+
+    async def _fetch_step(
+        self, address: str, request: FetchRequest, wait_ns: int, deadline: Deadline
+    ) -> tuple[wire.Fetched, memoryview]:
+        def make(number: int) -> wire.Head:
+            return wire.Fetch(
+                number,
+                request.topic,
+                request.partition,
+                request.offset,
+                request.time_ns,
+                request.messages_max,
+                request.bytes_max,
+                wait_ns // _NS_PER_MS,
+            )
+
+        peers, token, what = self._relays.peers, self._token_text, f"fetching from {request.topic}"
+        if not wait_ns:
+            peer = peers.get(token, address)
+            return await peer.ask(wire.Fetched, make, deadline=deadline, what=what)
+        peer = peers.for_waiting(token, address)
+        async with request.while_waiting():
+            with peer.while_waiting():
+                return await peer.ask(wire.Fetched, make, deadline=deadline, what=what)
+
+    @audited
+    async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:
+        self._rules.check_read(request.patterns)
+        self._rules.check_journals((request.shard.journal,))
+        deadline = self._relays.deadline()
+        here = super().fetch_shard
+        node = self._relays.node
+
+        async def there(address: str) -> ShardFetchResult:
+            answer, tail = await self._relays.peers.get(self._token_text, address).ask(
+                wire.ShardFetched,
+                lambda number: wire.FetchShard(
+                    number,
+                    request.shard.journal,
+                    request.shard.shard,
+                    request.entry,
+                    request.end_entry,
+                    request.patterns,
+                    request.epoch,
+                    request.bytes_max,
+                ),
+                deadline=deadline,
+                what=f"fetching shard {request.shard}",
+            )
+            blocks, messages = _blocks_in(tail)
+            return ShardFetchResult(
+                blocks,
+                messages,
+                answer.epoch,
+                answer.next_entry,
+                answer.first_entry,
+                answer.end_entry,
+                answer.gaps,
+            )
+
+        return await self._relays.at_owner(
+            # A shard that was never served is unknown, and this node says so.
+            lambda: node.view.address(request.shard) or node.address,
+            lambda: here(request),
+            there,
+            deadline,
+        )
+
+
+def _relayed_if_moved(
+    published: asyncio.Future[Published], relay: Callable[[], asyncio.Future[Published]]
+) -> asyncio.Future[Published]:
+    """The result of a publish here; or of relaying it, if the shard went before it was stored."""
+    if published.done():
+        return published
+    result: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+
+    def on_done(done: asyncio.Future[Published]) -> None:
+        if result.done():
+            done.cancelled() or done.exception()
+        elif done.cancelled():
+            result.cancel()
+        elif (error := done.exception()) is None:
+            result.set_result(done.result())
+        elif isinstance(error, MovedError) and done is published:
+            relay().add_done_callback(on_done)
+        else:
+            result.set_exception(error)
+
+    published.add_done_callback(on_done)
+    return result
+
+
+def _blocks_in(tail: memoryview) -> tuple[list[memoryview], int]:
+    """The blocks that follow each other in a tail, and how many messages they have."""
+    blocks: list[memoryview] = []
+    messages = position = 0
+    while position < len(tail):
+        head, _, block_bytes = block.unpack(tail, position)
+        blocks.append(tail[position : position + block_bytes])
+        messages += head.message_count
+        position += block_bytes
+    return blocks, messages
+
+
+def _asked(level: Level | None) -> str | None:
+    """The level that the owner is asked for. Without an answer nothing would say that the shard has moved."""
+    return None if level is None else (Level.RECEIVED if level is Level.NONE else level).value

@@ -1,0 +1,57 @@
+"""A cluster of three nodes, and clients that know nothing of nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from runnel.client import Bus
+from runnel.config import Keep, LogSettings, Settings, TopicRule
+from runnel.testing import open_cluster
+from runnel.testing.cluster import EmbeddedCluster, EmbeddedNode
+
+RULES = (
+    TopicRule(match="m/*", keep=Keep.MEMORY, journal="memory"),
+    TopicRule(match="n/*", keep=Keep.NONE),
+    TopicRule(match="p/*", partitions=8),
+)
+SETTINGS = Settings(topics=RULES, log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0))
+
+
+def scenario(run: Callable[[EmbeddedCluster], Awaitable[None]]) -> Callable[[], None]:
+    """A test with a cluster of its own."""
+
+    def test() -> None:
+        async def whole() -> None:
+            async with asyncio.timeout(60), open_cluster(3, SETTINGS) as cluster:
+                await run(cluster)
+
+        asyncio.run(whole())
+
+    test.__name__ = run.__name__
+    test.__doc__ = run.__doc__
+    return test
+
+
+async def other_than_owner(cluster: EmbeddedCluster, topic: str) -> EmbeddedNode:
+    """A node that does not serve the topic."""
+    owner = cluster.owner(cluster.shard_of(topic))
+    return next(node for node in cluster.nodes if node is not owner)
+
+
+class Basic:
+    """A client that stays with one node and follows no routes: its router knows of no other."""
+
+    def __init__(self, node: EmbeddedNode) -> None:
+        self._node = node
+        self.bus: Bus
+
+    async def __aenter__(self) -> Bus:
+        self.bus = await self._node.connect()
+        home = self.bus._router.home
+        self.bus._router._link_to = lambda _address: home  # type: ignore[method-assign]
+        self.bus._router.link = lambda _address: home  # type: ignore[method-assign]
+        return self.bus
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.bus.close()
