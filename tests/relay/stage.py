@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from runnel.client import Bus
 from runnel.config import Keep, LogSettings, Settings, TopicRule
 from runnel.testing import open_cluster
@@ -40,18 +42,18 @@ async def other_than_owner(cluster: EmbeddedCluster, topic: str) -> EmbeddedNode
 
 
 class Basic:
-    """A client that stays with one node and follows no routes: its router knows of no other."""
+    """A client that stays with one node: it says nothing of parts in its hello, and follows no routes."""
 
     def __init__(self, node: EmbeddedNode) -> None:
-        self._node = node
-        self.bus: Bus
+        self._opening = node.connect()
+        self._opening._identity = replace(self._opening._identity, features=())
 
     async def __aenter__(self) -> Bus:
-        self.bus = await self._node.connect()
-        home = self.bus._router.home
-        self.bus._router._link_to = lambda _address: home  # type: ignore[method-assign]
-        self.bus._router.link = lambda _address: home  # type: ignore[method-assign]
-        return self.bus
+        bus = await self._opening
+        home = bus._router.home
+        vars(bus._router)["link"] = lambda _address: home
+        self._bus = bus
+        return bus
 
     async def __aexit__(self, *_: object) -> None:
-        await self.bus.close()
+        await self._bus.close()

@@ -297,7 +297,9 @@ class Access:
     async def shards(self, patterns: Sequence[str], time_ns: int | None = None) -> list[ShardState]:
         """`read` for the patterns."""
         self._rules.check_read(patterns)
-        return await self._broker.shards(patterns, time_ns, owner=self._owner)
+        return await self._broker.shards(
+            patterns, time_ns, owner=self._owner, part_only=self._part_only
+        )
 
     @audited
     async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:

@@ -575,11 +575,16 @@ class Broker:
         return fetched
 
     async def shards(
-        self, patterns: Sequence[str], time_ns: int | None = None, *, owner: Hashable = None
+        self,
+        patterns: Sequence[str],
+        time_ns: int | None = None,
+        *,
+        owner: Hashable = None,
+        part_only: bool = False,
     ) -> list[ShardState]:
-        """The shards that have a matching topic, and their first and next entries."""
+        """The shards that have a matching topic, and their first and next entries. `part_only`: those served here."""
         self._check_open()
-        return await self._shard_fetcher.shards(patterns, time_ns, owner)
+        return await self._shard_fetcher.shards(patterns, time_ns, owner, part_only=part_only)
 
     async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:
         """Read stored messages of a shard, in the order in which they were stored."""

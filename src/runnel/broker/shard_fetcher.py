@@ -64,14 +64,22 @@ class ShardFetcher:
         self._bytes_max = bytes_max
 
     async def shards(
-        self, patterns: Sequence[str], time_ns: int | None, owner: Hashable
+        self,
+        patterns: Sequence[str],
+        time_ns: int | None,
+        owner: Hashable,
+        *,
+        part_only: bool = False,
     ) -> list[ShardState]:
-        """The shards that have a matching topic, in order of their names."""
+        """The shards that have a matching topic, in order of their names. `part_only`: those that are served here."""
         parsed = [Pattern(text) for text in patterns]
         share = self._share
         matching = await start_positions.matching_shards(
             self._stores, self._index, parsed, share, owner
         )
+        if part_only:
+            served = {shard for log in self._stores.kept for shard in log.shards()}
+            matching = {shard: log for shard, log in matching.items() if shard in served}
         entries: Mapping[ShardId, int] = {}
         if time_ns is not None:
             entries = await start_positions.entries_at(matching, time_ns, share, owner)

@@ -123,13 +123,12 @@ class Relays:
         `may_lack`: errors of nodes that have nothing of it; if all of them say so, this node's error is raised.
         Nothing is left out silently: if a node does not answer, or the parts do not add up in time, it is Unavailable.
         """
-        deadline, attempt = self.deadline(), 0
+        deadline = self.deadline()
         while True:
             try:
                 return await self._everywhere_once(token, own, kind, make, what, may_lack, deadline)
             except (MovedError, NodeLostError, ClosedError) as error:
-                pause_s = backoff_s(min(attempt, 3))
-                attempt += 1
+                pause_s = backoff_s(0)  # a move takes less; there may be another one right after it
                 if self._is_closed or pause_s >= deadline.left_s:
                     raise Unavailable(
                         f"{what}: not every part was answered within {RELAY_SECONDS_MAX:g} s; ask again: {error}"
