@@ -206,7 +206,7 @@ async def test_single_messages_outlive_the_node_they_went_to() -> None:
                 await bus.publish(topic, b"1")
         for topic in TOPICS:
             page = await bus.fetch(topic, 1)
-            assert [message.payload for message in page.messages][0] == b"0"
+            assert page.messages[0].payload == b"0"
             assert page.messages[-1].payload == b"1"
 
 
