@@ -41,6 +41,7 @@ class ClusterHome:
         self.workers = ThreadWorkers(2)
         self.settings = with_journal_shards(4)
         self.rules: Sequence[TopicRule] = RULES
+        self._databases: dict[DiskLog, ClusterDatabase] = {}
         self._closings: list[Callable[[], Awaitable[None]]] = []
 
     async def alone(self) -> DiskLog:
@@ -87,7 +88,13 @@ class ClusterHome:
             shared=SqliteMetadata(database, name),
         )
         self._closings.append(log.close)
+        self._databases[log] = database
         return log
+
+    async def end(self, log: DiskLog) -> None:
+        """Let the process of a node end."""
+        await log.close()
+        await self._databases.pop(log).close()
 
     def moved_clock(self) -> bool:
         """Move the clock to when something wakes."""

@@ -233,6 +233,23 @@ async def test_last_value_beyond_retention_moves_with_the_shard(place: Place) ->
 
 
 @scenario
+async def test_definition_that_another_log_changes_at_the_same_time_is_not_lost(
+    place: Place,
+) -> None:
+    first, second = await place.two()
+    await first.metadata.set_subscription("s", b"members")
+    outcomes = await asyncio.gather(
+        first.metadata.set_subscription("s", b"members and one", replaces=b"members"),
+        second.metadata.set_subscription("s", b"members and another", replaces=b"members"),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), Unavailable]
+    for log in (first, second):
+        assert log.metadata.subscriptions() == {"s": b"members and one"}
+    await second.metadata.set_subscription("s", b"all of them", replaces=b"members and one")
+
+
+@scenario
 async def test_metadata_is_the_same_at_every_log(place: Place) -> None:
     first, second, shard = await begun(place)
     await second.metadata.set_cursor("c", [CursorPosition(topic="a", offset=1)])

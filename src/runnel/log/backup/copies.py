@@ -21,12 +21,15 @@ from runnel.errors import ClientFault, DiskFullError
 from runnel.log.metadata import catalogue
 from runnel.log.metadata.record_journal import LoadedRecords
 from runnel.log.metadata.records import Opened
+from runnel.log.metadata.sqlite import offline
 from runnel.log.segments import paths
-from runnel.log.segments.format_file import FORMAT, read_format
+from runnel.log.segments.format_file import FIRST_FORMAT, SHARED_FORMAT, read_format
 from runnel.log.segments.records import RecordFile
 from runnel.platform.disk import Disk
 
 UNFINISHED_SUFFIX: Final = ".unfinished"
+# Of a process that has the directory open; SQLite makes its shared memory again from its log.
+_LEFT_OUT: Final = frozenset((paths.LOCK_FILE, f"{paths.CLUSTER_FILE}-shm"))
 _PIECE_BYTES: Final = 4 * 2**20
 _NS_PER_MS: Final = 1_000_000
 
@@ -96,10 +99,11 @@ def files_of(directory: Path) -> list[tuple[str, int]]:
     """Each file of a copy, or of a data directory that no process has open, with its size."""
     found = []
     for folder, folders, names in os.walk(directory):
-        folders[:] = sorted(set(folders) - {paths.CHECKPOINT})
+        folders[:] = sorted(set(folders) - {paths.CHECKPOINT, paths.NODES})
         for name in sorted(names):
             relative = str(Path(folder, name).relative_to(directory))
-            if relative != paths.LOCK_FILE and not name.endswith(paths.UNFINISHED_SUFFIX):
+            is_left_out = name.endswith(paths.UNFINISHED_SUFFIX) or relative in _LEFT_OUT
+            if not is_left_out:
                 found.append((relative, Path(folder, name).stat().st_size))
     return found
 
@@ -110,27 +114,43 @@ def begin_epoch(disk: Disk, directory: Path) -> int:
     It is the time in milliseconds, or the newest epoch if that is higher.
     """
     root = str(directory)
-    is_former = read_format(disk, root).format != FORMAT
+    written = read_format(disk, root).format
+    if written == SHARED_FORMAT:
+        return _begin_shared_epoch(disk, root)
+    is_former = written == FIRST_FORMAT
     folder = f"{root}/{paths.CATALOGUE if is_former else paths.METADATA}"
     numbers = [int(name) for name in disk.list(folder) if name.isdecimal()]
     if not numbers:
         return 0  # nothing was ever stored
-    found = [catalogue.read_format_one(disk, root)] if is_former else list(_all_records(disk, root))
+    if is_former:
+        opened = _next_epoch([catalogue.read_format_one(disk, root)])
+    else:
+        opened = _next_epoch([catalogue.read_metadata(disk, root), *_of_shards(disk, root)])
+    file, _, _ = RecordFile.recover(disk, f"{folder}/{max(numbers):020d}")
+    try:
+        file.append(msgspec.msgpack.encode([opened]))
+    finally:
+        file.close()
+    return opened.epoch
+
+
+def _begin_shared_epoch(disk: Disk, directory: str) -> int:
+    path = f"{directory}/{paths.CLUSTER_FILE}"
+    opened = _next_epoch([offline.read_file(path), *_of_shards(disk, directory)])
+    offline.begin_epoch(path, opened)
+    return opened.epoch
+
+
+def _next_epoch(found: Iterable[LoadedRecords[Any]]) -> Opened:
+    """The record of an opening above all that were found."""
     epochs = [
         record.epoch for loaded in found for record in loaded.records if isinstance(record, Opened)
     ]
     now_ns = time.time_ns()
-    epoch = max(max(epochs, default=0) + 1, now_ns // _NS_PER_MS)
-    file, _, _ = RecordFile.recover(disk, f"{folder}/{max(numbers):020d}")
-    try:
-        file.append(msgspec.msgpack.encode([Opened(epoch, now_ns)]))
-    finally:
-        file.close()
-    return epoch
+    return Opened(max(max(epochs, default=0) + 1, now_ns // _NS_PER_MS), now_ns)
 
 
-def _all_records(disk: Disk, directory: str) -> Iterator[LoadedRecords[Any]]:
-    yield catalogue.read_metadata(disk, directory)
+def _of_shards(disk: Disk, directory: str) -> Iterator[LoadedRecords[Any]]:
     root = f"{directory}/{paths.JOURNALS}"
     for journal in disk.list(root):
         for shard in disk.list(f"{root}/{journal}"):

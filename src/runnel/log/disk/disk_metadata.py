@@ -93,6 +93,7 @@ class DiskMetadata(LogMetadata):
         await self._recorded.add(
             records.SubscriptionSet(name, content),
             apply=lambda: subscriptions.put(name, content),
+            replaces=None if replaces is ... else {name: replaces},
         )
 
     async def remove_subscription(self, name: str) -> None:

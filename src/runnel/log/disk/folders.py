@@ -45,11 +45,12 @@ class ShardFolders:
                     shard_id.journal.encode(),
                     member=self._member,
                 )
-            shards = self._shard_count(shard_id.journal) or 1
-            if shards > 1 and paths.SHARDS_FILE not in names:
+            shards = self._shard_count(shard_id.journal)
+            if shards is not None and shards > 1 and paths.SHARDS_FILE not in names:
                 write_shards(self._disk, journal, shards, member=self._member)
             self._disk.sync_directory(journal)  # also for a process that was killed before its sync
             self._disk.make_directory(
                 paths.shard_folder(self._directory, shard_id.journal, shard_id.shard)
             )
-            self._made.add(shard_id)
+            if shards is not None:  # otherwise its first topic is not made yet
+                self._made.add(shard_id)

@@ -22,9 +22,11 @@ from runnel.log.metadata.metadata_state import MetadataState
 from runnel.log.metadata.record_journal import LoadedRecords
 from runnel.log.metadata.recorded_shard import RecordedShard
 from runnel.log.metadata.records import Record
+from runnel.log.metadata.sqlite.offline import read_file
 from runnel.log.metadata.topic_table import Partition, Topic
 from runnel.log.reading.report import Report
 from runnel.log.segments import paths
+from runnel.log.segments.format_file import SHARED_FORMAT, read_format
 from runnel.log.segments.synced_marks import Mark
 from runnel.platform.disk import Disk
 from runnel.topics.names import TopicPartition
@@ -159,6 +161,11 @@ class CatalogueReader:
 
 def load_metadata(disk: Disk, directory: str, marks: Mapping[str, Mark]) -> LoadedMetadata | None:
     """Load the newest file of metadata; None if there is none."""
+    if read_format(disk, directory).format == SHARED_FORMAT:
+        try:
+            return read_file(f"{directory}/{paths.CLUSTER_FILE}")
+        except FileNotFoundError:
+            return None
     return _load_settled(lambda: read_metadata(disk, directory, marks.get(paths.METADATA)))
 
 

@@ -34,7 +34,7 @@ from runnel.log.reading.report import Report
 from runnel.log.reading.selection import Matcher, Selection
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
 from runnel.log.segments import paths
-from runnel.log.segments.format_file import FORMAT, read_format
+from runnel.log.segments.format_file import FIRST_FORMAT, read_format
 from runnel.log.segments.index import StaleIndexError
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.segment import HEADER_BYTES, decode_header
@@ -84,7 +84,7 @@ class OfflineLog:
         self._keeps_account = found.keeps_account
         self._was_live = self.holder() is not None
         self.marks = read_marks(self.disk, self.directory)  # before the files that they describe
-        if self.format == FORMAT:
+        if self.format != FIRST_FORMAT:
             self.marks.marks.pop(paths.CATALOGUE, None)  # of format 1, before its migration ended
 
     def holder(self) -> LockHolder | None:
@@ -106,7 +106,7 @@ class OfflineLog:
             for shard in journal.shards
         ]
         reader = CatalogueReader(self.disk, self.directory, shards, self.marks.marks, self.report)
-        return reader.read() if self.format == FORMAT else reader.read_format_one()
+        return reader.read_format_one() if self.format == FIRST_FORMAT else reader.read()
 
     def cursors(self) -> list[Cursor]:
         """The named cursors."""

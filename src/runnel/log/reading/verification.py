@@ -19,8 +19,10 @@ import numpy as np
 
 from runnel.errors import CorruptionError, MalformedError
 from runnel.formats.batch import Batch
+from runnel.log.metadata.catalogue import LoadedMetadata
 from runnel.log.metadata.record_journal import LoadedRecords
 from runnel.log.metadata.records import LastValue, Opened
+from runnel.log.metadata.sqlite.offline import verify_file
 from runnel.log.metadata.state_journal import read_state
 from runnel.log.reading.catalogue_view import load_catalogue, load_format_one, load_metadata
 from runnel.log.reading.offline_log import JournalInfo, OfflineLog
@@ -32,7 +34,7 @@ from runnel.log.reading.open_segment import (
 )
 from runnel.log.reading.report import torn_note
 from runnel.log.segments import paths, segment
-from runnel.log.segments.format_file import FORMAT
+from runnel.log.segments.format_file import FIRST_FORMAT, SHARED_FORMAT
 from runnel.log.segments.index import GrowingIndex, SealedIndex, decode_header
 from runnel.log.segments.scan import Damage, Scanned, ScanWindow
 from runnel.log.segments.segment import HEADER_BYTES, StoredBlock
@@ -138,9 +140,13 @@ class _Verification:
     def _check_metadata(self) -> None:
         log, marks = self._log, self._log.marks.marks
         has_marks_file = log.marks.is_present
-        if log.format == FORMAT:
-            folder = f"{log.directory}/{paths.METADATA}"
-            metadata = load_metadata(self._disk, log.directory, marks)
+        if log.format != FIRST_FORMAT:
+            if log.format == SHARED_FORMAT:
+                folder = f"{log.directory}/{paths.CLUSTER_FILE}"
+                metadata = self._verified_file(folder)
+            else:
+                folder = f"{log.directory}/{paths.METADATA}"
+                metadata = load_metadata(self._disk, log.directory, marks)
             is_there = metadata is not None
             if metadata is not None:
                 self._take(metadata)
@@ -161,6 +167,13 @@ class _Verification:
         self._mark_of(folder)
         if not is_there:
             self._notes.append(f"{folder}: there is no metadata; purged messages cannot be told")
+
+    def _verified_file(self, path: str) -> LoadedMetadata | None:
+        try:
+            return verify_file(path)
+        except FileNotFoundError:
+            self._log.report.add_damage(Damage(path, 0, 0, "missing, with all metadata"))
+            return None
 
     def _check_catalogue(self, shard_folder: str) -> None:
         """Check the catalogue of a shard."""

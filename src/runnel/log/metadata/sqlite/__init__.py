@@ -4,4 +4,4 @@ It lies in the log, though most of its tables are about nodes: once it exists it
 for a single broker and for readers without one. `runnel.cluster.sqlite` has the other half, over the same connection.
 """
 
-__all__ = ["conversion", "database", "sqlite_metadata"]
+__all__ = ["conversion", "database", "offline", "sqlite_metadata"]
