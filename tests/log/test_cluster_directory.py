@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from runnel.log.disk.disk_log import DiskLog
 from runnel.log.log import OffsetBounds, ShardId
 from runnel.log.segments.format_file import FORMAT, SHARED_FORMAT, read_format
 from tests.fakes.clock import NS_PER_SECOND
+from tests.log import cut_short
 from tests.log.cluster_home import ClusterHome, fill, in_home, known, until, with_journal_shards
 from tests.log.samples import one, read_all
 
@@ -163,3 +167,23 @@ async def test_network_file_systems_are_refused_before_anything_is_written(
         with pytest.raises(SettingsError, match="nfs4"):
             await home.parent()
     assert not home.disk.list(home.directory)
+
+
+# --- Crashes ---
+
+
+@pytest.mark.slow
+def test_conversion_may_be_killed_at_any_step(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", cut_short.__name__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent.parent.parent,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    formats = [int(line) for line in done.stdout.split()]
+    assert formats == sorted(formats)  # the mark is the moment at which the other store counts
+    assert formats.count(FORMAT) > 20
+    assert formats.count(SHARED_FORMAT) > 5

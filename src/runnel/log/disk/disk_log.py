@@ -332,7 +332,7 @@ class DiskLog:
         marks = await submit(self._marks.open)
         written = await submit(read_format, self._disk, self._directory)
         is_shared = written.format == SHARED_FORMAT
-        if is_shared and {paths.METADATA, paths.CLUSTER_FILE} <= set(names):
+        if is_shared and paths.CLUSTER_FILE in names:
             await submit(migration.discard_journal, self._disk, self._directory, self._marks)
         if not is_shared and paths.METADATA in names and any(map(paths.is_cluster_file, names)):
             await submit(migration.discard_unshared, self._disk, self._directory)

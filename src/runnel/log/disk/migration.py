@@ -86,7 +86,7 @@ def share(
 
 
 def discard_journal(disk: Disk, directory: str, marks: SyncedMarks) -> None:
-    """Remove the journal of metadata of a directory of format 4, if it is there. Blocks."""
+    """Remove the journal of metadata of a directory of format 4, if it is there, and its mark. Blocks."""
     folder = f"{directory}/{paths.METADATA}"
     _remove_folder(disk, folder)
     marks.forget([folder])

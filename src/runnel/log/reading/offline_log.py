@@ -34,7 +34,7 @@ from runnel.log.reading.report import Report
 from runnel.log.reading.selection import Matcher, Selection
 from runnel.log.reading.summaries import TopicInfo, TopicSummaries
 from runnel.log.segments import paths
-from runnel.log.segments.format_file import FIRST_FORMAT, read_format
+from runnel.log.segments.format_file import FIRST_FORMAT, SHARED_FORMAT, read_format
 from runnel.log.segments.index import StaleIndexError
 from runnel.log.segments.scan import Damage
 from runnel.log.segments.segment import HEADER_BYTES, decode_header
@@ -86,6 +86,8 @@ class OfflineLog:
         self.marks = read_marks(self.disk, self.directory)  # before the files that they describe
         if self.format != FIRST_FORMAT:
             self.marks.marks.pop(paths.CATALOGUE, None)  # of format 1, before its migration ended
+        if self.format == SHARED_FORMAT:
+            self.marks.marks.pop(paths.METADATA, None)  # of format 2, in the same way
 
     def holder(self) -> LockHolder | None:
         """The process that has the directory open now."""
