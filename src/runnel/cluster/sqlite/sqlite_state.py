@@ -225,10 +225,6 @@ class SqliteState:
             for watcher in self._watchers:
                 watcher(self._view)
 
-    def look(self) -> None:
-        """Look at once for changes of others, and often for a moment: one is expected."""
-        self._database.look()
-
     async def close(self) -> None:
         self._is_closed = True
         self._database.unfollow(self)

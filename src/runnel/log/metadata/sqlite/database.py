@@ -327,19 +327,13 @@ class ClusterDatabase:
         self._data_version = version
         return found
 
-    def look(self) -> None:
-        """Look at once whether other processes have changed anything, and look often for a moment."""
-        self._be_attentive()
-        self._look_later(0)
-
-    def _look_later(self, seconds: float | None = None) -> None:
+    def _look_later(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._is_closed:
             return
         loop = asyncio.get_running_loop()
-        if seconds is None:
-            seconds = _LOOK_SOON_S if loop.time() < self._attentive_until else _LOOK_EVERY_S
+        seconds = _LOOK_SOON_S if loop.time() < self._attentive_until else _LOOK_EVERY_S
         self._timer = loop.call_later(seconds, self._look_now)
 
     def _look_now(self) -> None:
