@@ -14,7 +14,7 @@ from msgspec import inspect
 from runnel import errors
 from runnel.config import Settings
 from runnel.errors import RunnelError
-from runnel.formats import heads, wire, work_heads
+from runnel.formats import cluster_heads, heads, wire, work_heads
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import pack64
 from runnel.formats.frames import Frame, FrameReader
@@ -30,7 +30,7 @@ HEADS: dict[str, type[wire.Head]] = {
 }
 VALUES: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
-    for module in (heads, wire, work_heads)
+    for module in (heads, wire, work_heads, cluster_heads)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)

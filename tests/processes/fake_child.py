@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from socket import socket
 
@@ -76,7 +77,8 @@ def main() -> int:
     while True:
         ready, _, _ = select.select([end], [], [], HEARTBEAT_SECONDS)
         if not ready:
-            end.sendall(encode(Heartbeat()))
+            with suppress(BrokenPipeError):  # then it reads the end
+                end.sendall(encode(Heartbeat()))
             continue
         content = receive_blocking(end)
         if content is None:

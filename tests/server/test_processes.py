@@ -265,6 +265,66 @@ def test_child_that_gets_sigterm_is_replaced(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_commands_show_the_cluster_and_move_its_shards(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_server(tmp_path, options=SEVERAL) as server:
+            async with connect(server.url) as bus:
+                for number in range(20):
+                    await bus.publish(f"topic/{number}", b"1")
+
+            async def run(*words: str) -> str:
+                ended = await asyncio.to_thread(cluster_command, server, *words)
+                assert ended.returncode == 0, ended.stderr
+                return ended.stdout
+
+            async def owners() -> dict[str, str]:
+                status = json.loads(await run("status", "--json"))
+                return {f"{s['journal']}/{s['shard']}": s["node"] for s in status["shards"]}
+
+            async def owners_until(holds: Callable[[dict[str, str]], bool]) -> None:
+                async with asyncio.timeout(SECONDS_MAX):
+                    while not holds(await owners()):
+                        pass
+
+            pids = {child.pid for child in server.nodes().values()}
+            async with asyncio.timeout(SECONDS_MAX):
+                while {
+                    n["pid"] for n in json.loads(await run("status", "--json"))["nodes"]
+                } != pids:
+                    pass  # they say so with their first loads
+            shard, _ = next(pair for pair in (await owners()).items() if pair[1] != "node-2")
+            await run("move", shard, "node-2")
+            await owners_until(lambda found: found[shard] == "node-2")
+            await run("drain", "node-2")
+            await owners_until(lambda found: set(found.values()) == {"node-1", "node-3"})
+            shown = await run("status")
+            assert [line.split()[:2] for line in shown.splitlines()[1:4]] == [
+                ["node-1", "serves"],
+                ["node-2", "drains"],
+                ["node-3", "serves"],
+            ]
+            assert shard in shown
+            await run("drain", "node-2", "--undo")
+            await run("balance")
+            wrong = await asyncio.to_thread(cluster_command, server, "move", shard, "node-9")
+            assert wrong.returncode == 2
+            assert "node-9" in wrong.stderr
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def cluster_command(server: ServerProcess, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `runnel cluster …`."""
+    return subprocess.run(
+        [sys.executable, "-m", "runnel", "cluster", *words, "--url", server.url],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize("listener", ["native", "http", "grpc"])
 def test_port_in_use_is_refused_as_by_one_process(tmp_path: Path, listener: str) -> None:
     async def scenario() -> None:

@@ -8,6 +8,18 @@ from typing import Any
 import msgspec
 
 from runnel.formats.batch import Batch
+from runnel.formats.cluster_heads import (
+    BalanceCluster,
+    ClusterHead,
+    ClusterReport,
+    ClusterWishes,
+    DrainNode,
+    MoveShard,
+    NodeReport,
+    ShardName,
+    ShardReport,
+    ShardWish,
+)
 from runnel.formats.frames import pack_head
 from runnel.formats.message import Message
 from runnel.formats.wire import (
@@ -231,6 +243,10 @@ def _by_clients() -> list[Told]:
         Nodes(48),
         ShardsFrom(49, 1, [ShardTerm("main", 3, 2), ShardTerm("main", 5, 1)], Start("latest")),
         ShardsFrom(50, 1, [ShardTerm("main", 3, 4)], Start("resume", [], 0, [ShardPlace("main", 3, 2, 32)])),
+        ClusterHead(51, ShardName("main", 3), 1000),
+        MoveShard(52, "main", 3, "node-2"),
+        DrainNode(53, "node-1", False),
+        BalanceCluster(54),
     ]  # fmt: skip
     told: list[Told] = [(head, b"") for head in heads]
     told.insert(1, (Publish(2, "stored"), _block()))
@@ -327,6 +343,17 @@ def _by_brokers(stored: bytes) -> list[Told]:
             b"",
         ),
         (NodeList(0, 8, [NodeState("node-1", ":7471", 1)]), b""),
+        (
+            ClusterReport(
+                51,
+                7,
+                [NodeReport("node-1", ":7471", 3, True, False, 4711, 9, 1_250_000.5, 0.25)],
+                [ShardReport("main", 4, 2, "node-1", "node-2", "node-1 drains", T0, 1_024.0)],
+                False,
+            ),
+            b"",
+        ),
+        (ClusterWishes(54, [ShardWish("main", 4, "node-2", "node-1 has 2000 bytes/s, node-2 0")]), b""),
         (Deliver(1, "main", 0, 2, 32), stored + stored),
         (Deliver(1, "live", 0, 0, 0), b""),
         (GapNotice(1, GapState("overflow", 250, "ticks", 0, 1_000, 1_250)), b""),

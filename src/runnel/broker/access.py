@@ -36,6 +36,7 @@ from runnel.errors import (
     UnknownSubscriptionError,
 )
 from runnel.formats.batch import Batch
+from runnel.formats.cluster_heads import NodeReport, ShardReport, ShardWish
 from runnel.formats.message import Message
 from runnel.formats.wire import (
     CursorPlace,
@@ -47,7 +48,7 @@ from runnel.formats.wire import (
     TopicState,
 )
 from runnel.formats.work_heads import Consume, SubscriptionState
-from runnel.log.log import Level
+from runnel.log.log import Level, ShardId
 from runnel.security.authenticator import AuthenticatedClient
 from runnel.security.rights import Right, Rights
 from runnel.topics.policies import Policies
@@ -192,6 +193,38 @@ class Access:
         if self._has_checkpoint:
             self._has_checkpoint = False
             await self._broker.drop_checkpoint()
+
+    # --- The cluster ---
+
+    @audited
+    async def cluster(
+        self, *, after: ShardId | None = None, limit: int = 0
+    ) -> tuple[int, Sequence[NodeReport], Sequence[ShardReport], bool]:
+        """`admin` for everything, as for all verbs about the cluster."""
+        self._rules.check_patterns(Right.ADMIN, EVERYTHING)
+        return await self._broker.cluster.report(after=after, limit=limit)
+
+    @audited
+    async def move_shard(self, shard: ShardId, node: str) -> None:
+        """Wish that a node serves a shard; "" takes the wish back."""
+        self._rules.check_patterns(Right.ADMIN, EVERYTHING)
+        await self._broker.cluster.move(shard, node)
+        self._record(AuditKind.SHARD_MOVED, str(shard), node=node)
+
+    @audited
+    async def drain_node(self, node: str, *, is_draining: bool) -> None:
+        """Let a node give up its shards, or take some again."""
+        self._rules.check_patterns(Right.ADMIN, EVERYTHING)
+        await self._broker.cluster.drain(node, is_draining=is_draining)
+        self._record(AuditKind.NODE_DRAINED, node, is_draining=is_draining)
+
+    @audited
+    async def balance_cluster(self) -> Sequence[ShardWish]:
+        """Wish for the moves that make loads even."""
+        self._rules.check_patterns(Right.ADMIN, EVERYTHING)
+        wishes = await self._broker.cluster.balance()
+        self._record(AuditKind.CLUSTER_BALANCED, "", moves=len(wishes))
+        return wishes
 
     # --- Publishing ---
 

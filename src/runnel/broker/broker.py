@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from runnel.broker.cluster_nodes import ClusterNodes
+from runnel.broker.cluster_verbs import ClusterVerbs
 from runnel.broker.connections import Connections
 from runnel.broker.consumer_groups import ConsumerGroups, GroupHolds
 from runnel.broker.cursors import CursorStore
@@ -152,6 +153,7 @@ class Broker:
         self._reporter: Reporter
         self.monitor: Monitor
         self.consumer_groups: ConsumerGroups  # the verbs of acknowledged work
+        self.cluster = ClusterVerbs(None)
 
     @classmethod
     async def open(
@@ -187,6 +189,7 @@ class Broker:
             broker.metrics.traffic.on_ended = stores.loads.take
             stores.use(stores.used_shards())
             node.attach(stores, NodeReports(node.name, broker.events))
+            broker.cluster = ClusterVerbs(node)
             node.on_nodes_changed.append(lambda: broker._on_nodes_changed(node))
             broker._on_nodes_changed(node)
         return broker

@@ -17,7 +17,7 @@ from runnel.client.consumer import (
     WorkBatch,
 )
 from runnel.client.producer import Publisher
-from runnel.client.results import BatchReceipt, Gap, Page, Receipt, ShardPage
+from runnel.client.results import BatchReceipt, ClusterStatus, Gap, Page, Receipt, ShardPage
 from runnel.client.work_verbs import DeadLetterPage
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "BlockingWork",
     "BlockingWorkBatch",
     "Bus",
+    "ClusterStatus",
     "Consumer",
     "ConsumerStatistics",
     "DeadLetterPage",

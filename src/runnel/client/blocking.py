@@ -176,6 +176,10 @@ class BlockingBus:
     dead_letter_page = _blocking(Bus.dead_letter_page)
     redrive = _blocking(Bus.redrive)
     drop_dead = _blocking(Bus.drop_dead)
+    cluster = _blocking(Bus.cluster)
+    move_shard = _blocking(Bus.move_shard)
+    drain_node = _blocking(Bus.drain_node)
+    balance_cluster = _blocking(Bus.balance_cluster)
     ping = _blocking(Bus.ping)
     statistics = _blocking(Bus.statistics)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from runnel.client.arguments import check_natural, check_patterns, check_time
+from runnel.client.cluster_requests import ClusterRequests
 from runnel.client.connection import ConnectionWatch, Deadline, Router, Timers, Usual
 from runnel.client.consumer import Consumer, StartAt, Subscription, start_of, time_ns_of
 from runnel.client.producer import (
@@ -38,7 +39,7 @@ from runnel.topics.partitions import partition_of_key
 _NOTHING_PUBLISHED: Final = wire.Published(0, (), 0, 0, 0, "none")
 
 
-class Bus(TopicVerbs, WorkVerbs):
+class Bus(TopicVerbs, WorkVerbs, ClusterRequests):
     """Publish, subscribe, fetch, consume. Get one with `runnel.connect`, and close it.
 
     Every wait ends after `deadline_s` with an error that names what did not come.

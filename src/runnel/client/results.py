@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from runnel.formats.batch import Batch
+from runnel.formats.cluster_heads import NodeReport, ShardReport
 from runnel.formats.message import Message
 from runnel.formats.wire import GapState
 
@@ -41,6 +42,14 @@ class BatchReceipt(msgspec.Struct, frozen=True):
     level: str
     is_repeated: bool = False  # a named publisher's batch that had been stored before
     receivers: int | None = None
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """The nodes of a cluster, and its shards. `version` rises with every change of either."""
+
+    version: int
+    nodes: Sequence[NodeReport]
+    shards: Sequence[ShardReport]
 
 
 class ShardPage(msgspec.Struct, frozen=True):

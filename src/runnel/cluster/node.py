@@ -10,9 +10,12 @@ The broker asks the node where a shard is (`locate`), and waits for one that thi
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
 
 from runnel.cluster.ownership import Drop, GiveUp, Ownership, ShardPhase, Take
 from runnel.cluster.planning import Wish, Wishes, is_planner, plan
@@ -359,17 +362,32 @@ class ClusterNode:
         """Report this node's load. The node that plans also looks at everybody's, and at wishes that stay open."""
         lag_ms, by_shard = self._host.load()
         bytes_per_s = {str(shard): load for shard, load in by_shard.items()}
-        await self.state.report_load(NodeLoad(self.name, lag_ms, bytes_per_s))
+        await self.state.report_load(NodeLoad(self.name, lag_ms, bytes_per_s, os.getpid()))
         view = self.state.view()
         if not is_planner(view, self.name):
             return
         wishes = self._wishes.overdue(view, self._now_ns())
         if not wishes and self._is_balanced:
             wishes = plan(view, await self.state.loads(), self._clock.time_ns())
+        with suppress(ClientFault):  # the node has gone meanwhile
+            await self.wish(wishes)
+
+    async def wish(self, wishes: Iterable[Wish]) -> None:
+        """Record wishes. ClientFault if no such node lives."""
         for wish in wishes:
-            with suppress(ClientFault):  # the node has gone meanwhile
-                await self.state.want(*wish)
-                self._observer.on_wish(wish)
+            await self.state.want(*wish)
+            self._observer.on_wish(wish)
+
+    async def balance(self) -> Sequence[Wish]:
+        """Wish for the moves of one round now, though shards were moved a moment ago. Returns them."""
+        view = self.state.view()
+        rested = {
+            shard: msgspec.structs.replace(row, moved_ns=0) for shard, row in view.owners.items()
+        }
+        view = msgspec.structs.replace(view, owners=rested)
+        wishes = plan(view, await self.state.loads(), self._clock.time_ns())
+        await self.wish(wishes)
+        return wishes
 
     # --- Waiting ---
 

@@ -60,6 +60,7 @@ class NodeLoad(msgspec.Struct, frozen=True):
     node: str
     loop_lag_ms: float
     bytes_per_s: dict[str, float]  # by shard, as `str(ShardId)`
+    pid: int = 0  # of its process
 
 
 class ClusterView(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ selection     takes rows out of batches, and joins batches
 single_messages    single messages cut out of a batch, each as a batch
 arrow         a batch as a pyarrow.RecordBatch (the only module that needs pyarrow)
 frames        length-prefixed frames of the native protocol
-heads, wire, work_heads    the requests and answers of the native protocol
+heads, wire, work_heads, cluster_heads    the requests and answers of the native protocol
 dead_letters  the tags of a dead letter
 traces        trace context in tags
 checksum, memory, ksuid    CRC-32C, aligned buffers, and the form of a message's uid
@@ -24,6 +24,7 @@ __all__ = [
     "batch",
     "block",
     "checksum",
+    "cluster_heads",
     "column_builder",
     "columns",
     "dead_letters",

@@ -27,6 +27,7 @@ import msgspec
 
 from runnel.errors import MalformedError
 from runnel.formats import frames
+from runnel.formats.cluster_heads import ClusterAnswer, ClusterRequest
 from runnel.formats.frames import Frame
 from runnel.formats.heads import Head as Head
 from runnel.formats.heads import Id, Natural, Time
@@ -603,6 +604,7 @@ Request: TypeAlias = (
     | MakeCheckpoint
     | AsOf
     | Ping
+    | ClusterRequest
     | WorkRequest
 )
 Answer: TypeAlias = (
@@ -628,6 +630,7 @@ Answer: TypeAlias = (
     | Checkpoint
     | Error
     | Closing
+    | ClusterAnswer
     | WorkAnswer
 )
 

@@ -54,7 +54,10 @@ def receive_blocking(end: socket.socket) -> bytes | None:
 def _read_exactly(end: socket.socket, count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
-        part = end.recv(min(count, 2**16))
+        try:
+            part = end.recv(min(count, 2**16))
+        except ConnectionResetError:  # it was killed before it had read everything
+            return None
         if not part:
             return None
         parts.append(part)

@@ -44,6 +44,9 @@ class AuditKind(enum.StrEnum):
     MEMBER_REMOVED = "member_removed"
     DEAD_LETTERS_REDRIVEN = "dead_letters_redriven"
     DEAD_LETTERS_DROPPED = "dead_letters_dropped"
+    SHARD_MOVED = "shard_moved"
+    NODE_DRAINED = "node_drained"
+    CLUSTER_BALANCED = "cluster_balanced"
     TOKEN_ADDED = "token_added"
     TOKEN_CHANGED = "token_changed"
     TOKEN_REVOKED = "token_revoked"
@@ -62,6 +65,9 @@ _LINES: Final[Mapping[AuditKind, str]] = {
     AuditKind.MEMBER_REMOVED: "member of a subscription removed",
     AuditKind.DEAD_LETTERS_REDRIVEN: "dead letters sent back",
     AuditKind.DEAD_LETTERS_DROPPED: "dead letters dropped",
+    AuditKind.SHARD_MOVED: "a shard shall move to another node",
+    AuditKind.NODE_DRAINED: "a node shall give up its shards, or take some again",
+    AuditKind.CLUSTER_BALANCED: "shards shall move so that loads are even",
     AuditKind.TOKEN_ADDED: "token added",
     AuditKind.TOKEN_CHANGED: "token changed",
     AuditKind.TOKEN_REVOKED: "token revoked",

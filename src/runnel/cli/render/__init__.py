@@ -2,6 +2,7 @@
 
 __all__ = [
     "banner",
+    "cluster_tables",
     "copies",
     "dead_letters",
     "inspection",

@@ -18,6 +18,7 @@ from runnel.broker.fetcher import FetchRequest
 from runnel.broker.shard_fetcher import ShardFetchRequest
 from runnel.errors import MovedError
 from runnel.formats import block, wire
+from runnel.formats import cluster_heads as cluster
 from runnel.formats import envelope as envelopes
 from runnel.formats import work_heads as work
 from runnel.formats.batch import Batch
@@ -29,7 +30,12 @@ WhileWaiting: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 PromptRequest: TypeAlias = wire.Ping | wire.Routes | wire.Nodes | wire.Statistics
 # Their answers may be large: the session prepares few of them at a time.
 ListRequest: TypeAlias = (
-    wire.Topics | wire.Shards | wire.Cursors | work.ListSubscriptions | work.DeadLettersHead
+    wire.Topics
+    | wire.Shards
+    | wire.Cursors
+    | work.ListSubscriptions
+    | work.DeadLettersHead
+    | cluster.ClusterHead
 )
 FetchHead: TypeAlias = wire.Fetch | wire.FetchShard
 SmallRequest: TypeAlias = (
@@ -46,6 +52,9 @@ SmallRequest: TypeAlias = (
     | work.MoveSubscription
     | work.RemoveMember
     | work.SettleDead
+    | cluster.MoveShard
+    | cluster.DrainNode
+    | cluster.BalanceCluster
 )
 _WorkRequest: TypeAlias = (
     work.ListSubscriptions
@@ -144,9 +153,36 @@ async def wait_reply_to(
             await access.set_cursor(request.name, request.places)
         case wire.RemoveCursor():
             await access.remove_cursor(request.name)
+        case (
+            cluster.ClusterHead()
+            | cluster.MoveShard()
+            | cluster.DrainNode()
+            | cluster.BalanceCluster()
+        ):
+            return await _wait_cluster_reply(access, request)
         case _:
             return await _wait_work_reply(access, request)
     return Reply(wire.Done(request.id))
+
+
+async def _wait_cluster_reply(access: Access, request: cluster.ClusterRequest) -> Reply:
+    """The answer to a request about nodes and the owners of shards."""
+    match request:
+        case cluster.ClusterHead():
+            after = None if request.after is None else _shard_of(request.after)
+            report = await access.cluster(after=after, limit=request.limit)
+            return Reply(cluster.ClusterReport(request.id, *report))
+        case cluster.BalanceCluster():
+            return Reply(cluster.ClusterWishes(request.id, await access.balance_cluster()))
+        case cluster.MoveShard():
+            await access.move_shard(ShardId(request.journal, request.shard), request.node)
+        case cluster.DrainNode():
+            await access.drain_node(request.node, is_draining=request.is_draining)
+    return Reply(wire.Done(request.id))
+
+
+def _shard_of(name: cluster.ShardName) -> ShardId:
+    return ShardId(name.journal, name.shard)
 
 
 async def _wait_work_reply(access: Access, request: _WorkRequest) -> Reply:
