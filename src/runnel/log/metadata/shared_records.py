@@ -130,8 +130,9 @@ class MemberMetadata:
                     raise Unavailable(f"{name} was changed by another log")
             new = [record for record in make() if self._is_news(record)]
         except Unavailable as error:
-            recorded.set_exception(error)
-            recorded.exception()
+            if not recorded.done():
+                recorded.set_exception(error)
+                recorded.exception()
             return
         self._shared.records += new
         if apply is not None:
