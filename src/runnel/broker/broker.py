@@ -140,6 +140,8 @@ class Broker:
         self._holds = GroupHolds()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
+        # Other brokers may change metadata before this one has begun. It then begins with the change.
+        self._has_begun = False
         # `open` sets these, once the logs are open.
         self._stores: Stores
         self._live_subscriptions: LiveSubscriptions
@@ -197,6 +199,7 @@ class Broker:
     def _begin(self, stores: Stores, room: Callable[[], DiskRoom] | None) -> None:
         settings, clock = self.settings, self.clock
         self._stores = stores
+        self._has_begun = True
         self._ephemeral = stores.ephemeral = EphemeralTopics(
             stores.policies,
             settings.limits.topics_max,
@@ -505,6 +508,8 @@ class Broker:
         self.metrics.sync_time.observe(took_ns)
 
     def on_topic_made(self, topic: LogTopic) -> None:
+        if not self._has_begun:
+            return
         self._index.add_topic(topic.name)
         if self._stores.node is not None:
             self._stores.use(topic.shards)
@@ -520,12 +525,16 @@ class Broker:
         )
 
     def on_topic_deleted(self, name: str) -> None:
+        if not self._has_begun:
+            return
         self._index.remove_topic(name)
         self.consumer_groups.on_topic_deleted(name)
         self.metrics.counters.topics_removed += 1
         self.events.emit(EventKind.TOPIC_DELETED, name)
 
     def on_subscription_changed(self, name: str) -> None:
+        if not self._has_begun:
+            return
         self.consumer_groups.on_subscription_changed(name)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:

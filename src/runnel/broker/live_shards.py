@@ -1,9 +1,9 @@
 """The shards of ephemeral topics, which have no journal: who numbers and spreads their messages.
 
-A single broker has one, `LIVE_SHARD`, for all of them. Where several brokers share their topics, each ephemeral
-topic-partition lies in one of several shards by its hash, as others do. The shards have owners and terms as others do,
-too. They hold nothing, so the record of a term decides who owns one, and a term begins with new offsets in a higher
-epoch: that is how readers notice that messages may be missing.
+A single broker has one, `LIVE_SHARD`, for all of them. Where several brokers share their topics, each ephemeral topic
+lies in one of several shards by its hash, with all of its partitions, for a topic has one epoch. The shards have owners
+and terms as others do. They hold nothing, so the record of a term decides who owns one, and a term begins with new
+offsets in a higher epoch: that is how readers notice that messages may be missing.
 
 Reports of the broker itself (`!system/metrics/…`, `!system/events`) belong to no shard: each node publishes its own.
 """
@@ -32,16 +32,19 @@ class LiveShards:
         self._terms = terms
         self._shards: Final = tuple(ShardId(LIVE_JOURNAL, number) for number in range(count))
         self._owned: dict[ShardId, int] = {}  # with the epoch of the term
-        self.on_begun: Callable[[ShardId, int], object] = lambda *_: None
-        """Called when a term begins, with its epoch."""
         self.on_ended: Callable[[ShardId], object] = lambda _: None
+        """Called when a term has ended."""
 
-    def shard_of(self, topic: str, partition: int) -> ShardId:
-        return self._shards[shard_of_partition(topic, partition, len(self._shards))]
+    def shard_of(self, topic: str) -> ShardId:
+        return self._shards[shard_of_partition(topic, 0, len(self._shards))]
 
     def has(self, shard: ShardId) -> bool:
         """Whether this node owns the shard. Hot: once for each run of an ephemeral batch."""
         return shard in self._owned
+
+    def epoch(self, shard: ShardId) -> int:
+        """The first epoch of the term; 0: this node does not own the shard."""
+        return self._owned.get(shard, 0)
 
     async def acquire(self, shard: ShardId, above: int = 0) -> None:
         """Begin a term, unless one is under way. MovedError if another node has the shard."""
@@ -49,7 +52,6 @@ class LiveShards:
             epoch = max(self._clock.time_ns(), above + _EPOCHS_OF_A_TERM)
             await self._terms.begin(shard, epoch, 1, has_lock=False)
             self._owned[shard] = epoch
-            self.on_begun(shard, epoch)
 
     async def release(self, shard: ShardId) -> None:
         """End the term, if there is one. Its topics vanish."""

@@ -159,12 +159,14 @@ class Stores:
         live = self.live_shards
         if live is None or is_reserved(topic):  # each node publishes its own reports itself
             return [LIVE_SHARD] * partitions
-        return [live.shard_of(topic, partition) for partition in range(partitions)]
+        return [live.shard_of(topic)] * partitions
 
     def _live_owner(self, topic: str, shard: ShardId) -> Owner:
         live = self.live_shards
-        if live is None or is_reserved(topic) or live.has(shard):
+        if live is None or is_reserved(topic):
             return Owner(shard.journal, shard.shard, self.ephemeral.epoch, self._own_address)
+        if live.has(shard):
+            return Owner(shard.journal, shard.shard, live.epoch(shard), self._own_address)
         return self._owner_elsewhere(shard)
 
     def _owner(self, log: Store, shard: ShardId) -> Owner:

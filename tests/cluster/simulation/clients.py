@@ -47,6 +47,7 @@ class Publisher:
         self.term = -1
         self.number = -1
         self.count = 0
+        self.place = (0, 0)  # epoch and offset of its last message
         self.work: asyncio.Future[None] | None = None
 
 
@@ -205,22 +206,27 @@ class Clients:
         except Unavailable as error:
             self._history.say(f"   {messages[0].payload!r}: {error}")
             return
-        self._note_answer(topic, messages, level, answer, life)
+        self._note_answer(publisher, messages, level, answer, life)
 
     def _note_answer(
         self,
-        topic: str,
+        publisher: Publisher,
         messages: Sequence[Message],
         level: Level,
         answer: Published,
         life: NodeLife,
     ) -> None:
+        topic = publisher.topic
         key, model = (topic, 0), self.model
         if not answer.base_offsets or not answer.base_offsets[0]:
             return  # a repetition whose offsets are not known any more, or nobody reads it
         self._history.say(f"   {messages[0].payload!r} is at {answer.base_offsets[0]}, {life}")
         for offset, message in enumerate(messages, answer.base_offsets[0]):
             if topic not in KEPT:
+                place = answer.epoch, offset
+                if place <= publisher.place:
+                    model.problems.append(f"{topic} goes back from {publisher.place} to {place}")
+                publisher.place = place
                 model.see_in_memory(key, answer.epoch, offset, message.payload, "its publisher")
             elif level is Level.STORED:
                 model.see(key, offset, message.payload, "its publisher")
@@ -296,6 +302,7 @@ class Clients:
 
     async def _ack(self, worker: Worker) -> None:
         count = self._random.randint(1, 4)
+        self._random.shuffle(worker.leased)
         chosen, worker.leased = worker.leased[:count], worker.leased[count:]
         if not chosen or worker.is_over:
             return
@@ -303,7 +310,9 @@ class Clients:
         async def ack(_: Broker) -> list[tuple[TopicPartition, int]]:
             late = worker.consumer.ack((), [part for _, _, part in chosen])
             await worker.consumer.wait_stored()
-            late_parts = {(part.delivery, offset) for part in late for offset in range(part.begin, part.end)}
+            late_parts = {
+                (part.delivery, offset) for part in late for offset in range(part.begin, part.end)
+            }
             return [
                 (key, offset)
                 for key, offset, part in chosen
@@ -317,6 +326,18 @@ class Clients:
         else:
             self._history.say(f"acked at {worker.life}: {acked}")
             self.model.acked.update(acked)
+
+    async def work_everywhere(self) -> None:
+        """Workers at all nodes are leased everything that is owed."""
+        for life in self._history.living():
+            worker = self._workers.get(life)
+            if worker is None or worker.is_over:
+                await self._begin_work(life)
+        for _ in range(300):
+            await asyncio.sleep(0)
+        owed = self.model.stored.keys() - self.model.acked - self.model.leased
+        if owed:
+            self.model.problems.append(f"nobody is leased {sorted(owed)}")
 
     # --- The end ---
 
@@ -339,7 +360,9 @@ class Clients:
             )
             self.model.check_partition(key, found)
             lost = [
-                place for place in self.model.seen if place[0] == key and place[1] >= whole.next_offset
+                place
+                for place in self.model.seen
+                if place[0] == key and place[1] >= whole.next_offset
             ]
             if lost:
                 self.model.problems.append(f"{lost} were seen before, and are gone")

@@ -150,6 +150,7 @@ class History(ProcessHistory):
             await self.take_turns(self.random.choice((0, 1, 3, 20, 60)))
             self.raise_loop_failures()
         await self.calm_down()
+        await self.patiently(self.clients.work_everywhere(), "the last workers")
         await self.clients.check_everything()
         await self._check_terms()
         self.raise_loop_failures()
@@ -309,9 +310,7 @@ class History(ProcessHistory):
     def is_kept(self, shard: ShardId) -> bool:
         return shard.journal not in ("memory", LIVE_JOURNAL)
 
-    async def request(
-        self, life: NodeLife, work: Callable[[Broker], Awaitable[T]]
-    ) -> T:
+    async def request(self, life: NodeLife, work: Callable[[Broker], Awaitable[T]]) -> T:
         """What a client gets from this process. ConnectionLostError if it dies meanwhile."""
 
         async def act() -> T:
@@ -328,8 +327,10 @@ def _settings(random: Random) -> Settings:
     return Settings(
         topics=(
             TopicRule(match="m/*", keep=Keep.MEMORY, journal="memory"),
-            TopicRule(match="n/*", keep=Keep.NONE),
-            TopicRule(match="*", journal="main", rotate=Rotate(bytes_max=random.choice((600, 10**6)))),
+            TopicRule(match="n/*", keep=Keep.NONE, last_value=True),  # so that they exist
+            TopicRule(
+                match="*", journal="main", rotate=Rotate(bytes_max=random.choice((600, 10**6)))
+            ),
         ),
         log=LogSettings(
             allocate_bytes=random.choice((0, 4096)),

@@ -31,6 +31,7 @@ class Model:
     seen_in_memory: dict[EpochPlace, bytes] = field(default_factory=dict)
     acked: set[Place] = field(default_factory=set)
     """Acknowledgements that are stored."""
+    leased: set[Place] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     published: int = 0
 
@@ -52,6 +53,7 @@ class Model:
     def delivered(self, key: TopicPartition, offset: int, payload: bytes) -> None:
         """A message was leased to a worker."""
         self.see(key, offset, payload, "a worker")
+        self.leased.add((key, offset))
         if (key, offset) in self.acked:
             self.problems.append(f"{key} {offset} is delivered again, though its ack is stored")
 
@@ -63,9 +65,7 @@ class Model:
             if owner is not life
         }
 
-    def check_partition(
-        self, key: TopicPartition, found: Sequence[tuple[int, bytes]]
-    ) -> None:
+    def check_partition(self, key: TopicPartition, found: Sequence[tuple[int, bytes]]) -> None:
         """Compare everything that a partition holds at the end."""
         offsets = [offset for offset, _ in found]
         if offsets != list(range(1, len(found) + 1)):
@@ -91,4 +91,6 @@ class Model:
             by_publisher.setdefault(publisher, []).append(int(number))
         for publisher, numbers in by_publisher.items():
             if numbers != sorted(numbers):
-                self.problems.append(f"{key}: messages of {publisher!r} are out of order: {numbers}")
+                self.problems.append(
+                    f"{key}: messages of {publisher!r} are out of order: {numbers}"
+                )

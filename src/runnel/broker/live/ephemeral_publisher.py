@@ -128,6 +128,7 @@ class EphemeralPublisher:
                 for run in range(begin, min(begin + TOPICS_PER_STEP, len(head.topics))):
                     await self._subscriptions.look_up(head.topics[run], self)
                     topic = self._topics.learned(head, run)
+                    self._topics.check_here((topic,))
                     self._subscriptions.readers_of_ephemeral(
                         topic
                     )  # creates the topic if it has readers
@@ -180,7 +181,7 @@ class EphemeralPublisher:
             topics = self._topics.resolve(head)
         else:  # a topic that was forgotten meanwhile may be known again
             topics = [self._topics.known(topic.name) or topic for topic in prepared.topics]
-        self._topics.check_here(head, topics)
+        self._topics.check_here(topics)
         readers = self._subscriptions.ephemeral_readers(topics)
         self._count_in(batch, head.message_count)
         now_ns = self._clock.time_ns()
@@ -204,8 +205,8 @@ class EphemeralPublisher:
         head = batch.envelope
         reached = _NONE if level is _NONE else _RECEIVED
         topic = self._topics.resolve_run(head)
-        if topic.shards:
-            self._topics.check_here(head, (topic,))
+        if topic.shard is not None:
+            self._topics.check_here((topic,))
         readers = self._subscriptions.readers_of_ephemeral(topic)
         count = head.message_count
         self._count_in(batch, count)

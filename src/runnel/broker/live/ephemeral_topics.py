@@ -43,12 +43,10 @@ class EphemeralTopic:
         "policy",
         "readers",
         "readers_change",
-        "shards",
+        "shard",
     )
 
-    def __init__(
-        self, name: str, policy: Policy, epoch: int, shards: Sequence[ShardId] = ()
-    ) -> None:
+    def __init__(self, name: str, policy: Policy, epoch: int, shard: ShardId | None = None) -> None:
         self.name = name
         self.policy = policy
         self.keeps_last = policy.last_value
@@ -59,7 +57,7 @@ class EphemeralTopic:
         self.epoch = epoch
         self.next_offsets = [1] * policy.partitions
         self.last: list[Batch | None] = [None] * policy.partitions
-        self.shards = shards  # by partition; empty if it belongs to no shard that nodes own
+        self.shard = shard  # None: it belongs to no shard that nodes own
 
     def last_message(self, partition: int) -> Batch | None:
         """The partition's last message, as a batch of one."""
@@ -95,8 +93,9 @@ class EphemeralTopics:
         self._is_one_epoch = True  # no topic has vanished yet, so all have the same epoch
         self.epoch = epoch  # of topics that are created from now on
         self._live_shards = live_shards
+        self._vanished = 0  # topics, so far
         if live_shards is not None:
-            live_shards.on_begun = self._on_shard_begun
+            self._is_one_epoch = False
             live_shards.on_ended = self._on_shard_ended
 
     def __len__(self) -> int:
@@ -167,42 +166,36 @@ class EphemeralTopics:
                 f"run {run}: topic {name!r} is kept ({policy.keep}), the runs before it are not; a "
                 "batch goes to one shard"
             )
-        topic = self._known[name] = EphemeralTopic(
-            name, policy, self.epoch, self._shards_of(name, policy.partitions)
-        )
+        topic = self._known[name] = EphemeralTopic(name, policy, self.epoch, self._shard_of(name))
         self._on_known(name)
         self._mark_unread(topic)
         return topic
 
     # --- Shards that nodes own ---
 
-    def _shards_of(self, name: str, partitions: int) -> Sequence[ShardId]:
+    def _shard_of(self, name: str) -> ShardId | None:
         live = self._live_shards
         if live is None or is_reserved(name):  # each node publishes its own reports itself
-            return ()
-        return tuple(live.shard_of(name, partition) for partition in range(partitions))
+            return None
+        return live.shard_of(name)
 
-    def check_here(self, envelope: Envelope, topics: Sequence[EphemeralTopic]) -> None:
-        """Raise MovedError if another node owns the shard of a run. The topics are those of the runs."""
+    def check_here(self, topics: Sequence[EphemeralTopic]) -> None:
+        """Raise MovedError if another node owns the shard of one of these topics."""
         live = self._live_shards
-        if live is None:
-            return
-        for topic, number in zip(topics, envelope.column32(envelope.partitions), strict=True):
-            if topic.shards and not live.has(topic.shards[number]):
-                raise live_shard_is_elsewhere(topic.shards[number])
-
-    def _on_shard_begun(self, shard: ShardId, epoch: int) -> None:
-        self.epoch = max(self.epoch, epoch)
-        self._vanish_all_in(
-            shard
-        )  # topics with other partitions here: the new ones need the new epoch
+        if live is not None:
+            for topic in topics:
+                if topic.shard is not None and not live.has(topic.shard):
+                    raise live_shard_is_elsewhere(topic.shard)
 
     def _on_shard_ended(self, shard: ShardId) -> None:
-        self._vanish_all_in(shard)
-
-    def _vanish_all_in(self, shard: ShardId) -> None:
-        for topic in [topic for topic in self if shard in topic.shards]:
+        for topic in [topic for topic in self if topic.shard == shard]:
             self.vanish(topic)
+
+    def _epoch_of(self, topic: EphemeralTopic) -> int:
+        """The epoch of a topic that is made now: of the broker, or in the term of its shard."""
+        if self._live_shards is None or topic.shard is None:
+            return self.epoch
+        return self._live_shards.epoch(topic.shard) + self._vanished
 
     def follow_rules(self) -> Iterator[None]:
         """Apply the rules on last values that hold now, in steps. A topic stays ephemeral as long as it exists."""
@@ -232,14 +225,16 @@ class EphemeralTopics:
             self._known[topic.name] = topic
             self._on_known(topic.name)
         topic.exists = True
-        topic.epoch = self.epoch
+        topic.epoch = self._epoch_of(topic)
         topic.next_offsets = [1] * topic.policy.partitions
         self._on_made(topic)
 
     def vanish(self, topic: EphemeralTopic) -> None:
         """Remove a topic whose last reader has left, or that is deleted. Created again, it has a later epoch."""
         topic.exists = False
-        self.epoch = max(self.epoch, topic.epoch + 1)
+        self._vanished += 1
+        if topic.shard is None:
+            self.epoch = max(self.epoch, topic.epoch + 1)
         self._is_one_epoch = False
         topic.last = [None] * topic.policy.partitions
         topic.readers, topic.readers_change = (), -1
