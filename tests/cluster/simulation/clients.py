@@ -33,6 +33,7 @@ KEPT = ("d/1", "d/2", "d/3", "d/4", "d/5")
 IN_MEMORY = ("m/1", "m/2")
 NOT_KEPT = ("n/1", "n/2")
 TRIES_MAX = 400
+OWED_TURNS_MAX = 5_000
 
 T = TypeVar("T")
 
@@ -333,11 +334,12 @@ class Clients:
             worker = self._workers.get(life)
             if worker is None or worker.is_over:
                 await self._begin_work(life)
-        for _ in range(300):
+        for _ in range(OWED_TURNS_MAX):
+            owed = self.model.stored.keys() - self.model.acked - self.model.leased
+            if not owed:
+                return
             await asyncio.sleep(0)
-        owed = self.model.stored.keys() - self.model.acked - self.model.leased
-        if owed:
-            self.model.problems.append(f"nobody is leased {sorted(owed)}")
+        self.model.problems.append(f"nobody is leased {sorted(owed)}")
 
     # --- The end ---
 

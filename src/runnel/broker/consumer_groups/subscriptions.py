@@ -576,6 +576,8 @@ class WorkSubscriptions:
             return
         if self._definitions.is_shared and consumer_group.is_durable:
             await self._begin_missing(subscription, [consumer_group.member])
+            # Maintenance may have dropped it meanwhile: it was at rest and not active.
+            subscription.consumer_groups[consumer_group.member] = consumer_group
         self._active.add(consumer_group, subscription.matches)
         async for key, _, shard in self.partitions(subscription):
             with suppress(UnknownTopicError, MovedError):  # deleted, or gone meanwhile
