@@ -25,6 +25,7 @@ examples:
   bin/soak log --seconds 600 --jobs 2     histories of the log on a disk that fails, for ten minutes
   bin/soak log --seed 4711                one history again, with its transcript
   bin/soak broker --seconds 600           histories of the broker: readers, restarts, retention
+  bin/soak cluster --seconds 600          histories of several nodes: kills, pauses, moves, drains, and their clients
   bin/soak subscriptions --seconds 600    histories of acknowledged work: consumers crash, stall and nack
   bin/soak formats --seconds 60           mutated bytes for every decoder
   bin/soak damage --seconds 60            damaged files in a data directory
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="{all,log,broker,subscriptions,formats,damage,listeners,spark}",
+        metavar="{all,log,broker,cluster,subscriptions,formats,damage,listeners,spark}",
     )
     everything = commands.add_parser("all", help="all soaks, which share the time")
     everything.add_argument("--minutes", type=float, default=10.0, help="in all (%(default)s)")

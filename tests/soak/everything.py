@@ -43,6 +43,7 @@ TRACKS: Final[tuple[tuple[Soak, ...], ...]] = (
     (
         Soak("log", ("log", "--jobs", "1"), 2),
         Soak("broker", ("broker", "--jobs", "1"), 2),
+        Soak("cluster", ("cluster", "--jobs", "1"), 2),
         Soak("subscriptions", ("subscriptions", "--jobs", "1"), 2),
         Soak("damage", ("damage",), 2),
         Soak("formats", ("formats",), 2),

@@ -14,6 +14,7 @@ from typing import Final
 
 from tests.broker.consumer_groups.simulation import history as consumer_groups
 from tests.broker.simulation import history as broker
+from tests.cluster.simulation import history as cluster
 from tests.group_rules.simulation import history as group_rules
 from tests.log.owners import history as owners
 from tests.log.simulation import history as log
@@ -29,6 +30,7 @@ Tally = Counter[str]
 HISTORIES: Final[Mapping[str, Sequence[Callable[[int], Outcome]]]] = {
     "log": (log.run_history, owners.run_history),
     "broker": (broker.run_history,),
+    "cluster": (cluster.run_history,),
     "subscriptions": (group_rules.run_history, consumer_groups.run_history),
 }
 

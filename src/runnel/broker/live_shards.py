@@ -11,7 +11,7 @@ Reports of the broker itself (`!system/metrics/…`, `!system/events`) belong to
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from runnel.errors import MovedError
 from runnel.log.log import ShardId, TermRecords
@@ -22,6 +22,12 @@ from runnel.topics.partitions import shard_of_partition
 LIVE_SHARD: Final = ShardId(LIVE_JOURNAL)
 # Within a term, each topic that vanishes raises the epoch of later ones. The next term begins above all of them.
 _EPOCHS_OF_A_TERM: Final = 2**32
+
+
+class LiveTerm(NamedTuple):
+    """A term of such a shard."""
+
+    epoch: int
 
 
 class LiveShards:
@@ -46,12 +52,13 @@ class LiveShards:
         """The first epoch of the term; 0: this node does not own the shard."""
         return self._owned.get(shard, 0)
 
-    async def acquire(self, shard: ShardId, above: int = 0) -> None:
+    async def acquire(self, shard: ShardId, above: int = 0) -> LiveTerm:
         """Begin a term, unless one is under way. MovedError if another node has the shard."""
         if shard not in self._owned:
             epoch = max(self._clock.time_ns(), above + _EPOCHS_OF_A_TERM)
             await self._terms.begin(shard, epoch, 1, has_lock=False)
             self._owned[shard] = epoch
+        return LiveTerm(self._owned[shard])
 
     async def release(self, shard: ShardId) -> None:
         """End the term, if there is one. Its topics vanish."""

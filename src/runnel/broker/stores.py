@@ -204,9 +204,9 @@ class Stores:
 
     # --- Several brokers ---
 
-    async def acquire(self, shard: ShardId, above: int) -> OwnedShard | None:
+    async def acquire(self, shard: ShardId, above: int) -> int:
         """See `ShardHost`, as for the next three."""
-        return await self._owner_of(shard).acquire(shard, above)
+        return (await self._owner_of(shard).acquire(shard, above)).epoch
 
     async def release(self, shard: ShardId) -> None:
         await self._owner_of(shard).release(shard)

@@ -21,7 +21,7 @@ from runnel.cluster.ownership import Drop, GiveUp, Ownership, ShardPhase, Take
 from runnel.cluster.planning import Wish, Wishes, is_planner, plan
 from runnel.cluster.state import ClusterState, ClusterView, Node, NodeLoad
 from runnel.errors import ClientFault, FencedError, MovedError, RunnelError, Unavailable
-from runnel.log.log import OwnedShard, ShardId
+from runnel.log.log import ShardId
 from runnel.log.metadata.shared_metadata import SharedMetadata
 from runnel.platform.clock import Clock
 from runnel.platform.diagnostics import get_logger
@@ -46,8 +46,8 @@ logger = get_logger("runnel")
 class ShardHost(Protocol):
     """The stores of the broker of this node."""
 
-    async def acquire(self, shard: ShardId, above: int) -> OwnedShard | None:
-        """See `ShardOwnership.acquire`."""
+    async def acquire(self, shard: ShardId, above: int) -> int:
+        """See `ShardOwnership.acquire`. Returns the epoch of the term."""
 
     async def release(self, shard: ShardId) -> None:
         """See `ShardOwnership.release`."""
@@ -315,8 +315,9 @@ class ClusterNode:
         self._tasks.start(work)
 
     async def _take(self, shard: ShardId, above: int) -> None:
+        epoch = above
         try:
-            await self._host.acquire(shard, above)
+            epoch = await self._host.acquire(shard, above)
         except FencedError:
             self._ownership.fenced()
         except (RunnelError, OSError) as error:
@@ -325,7 +326,7 @@ class ClusterNode:
                 self._observer.on_not_taken(shard, error)
         else:
             self._ownership.taken(shard)
-            self._observer.on_taken(shard, above)
+            self._observer.on_taken(shard, epoch)
         self._run()
 
     async def _give_up(self, shard: ShardId, reason: str) -> None:

@@ -23,6 +23,7 @@ from runnel.formats.message import Message
 from runnel.formats.wire import Route
 from runnel.formats.work_heads import Consume, DeliveryPart
 from runnel.topics.names import TopicPartition
+from tests.cluster.simulation.model import Place
 from tests.cluster.simulation.node import NodeLife
 from tests.simulation.history import Violation
 
@@ -335,11 +336,14 @@ class Clients:
             if worker is None or worker.is_over:
                 await self._begin_work(life)
         for _ in range(OWED_TURNS_MAX):
-            owed = self.model.stored.keys() - self.model.acked - self.model.leased
-            if not owed:
+            if not self._owed():
                 return
             await asyncio.sleep(0)
-        self.model.problems.append(f"nobody is leased {sorted(owed)}")
+        self.model.problems.append(f"nobody is leased {self._owed()}")
+
+    def _owed(self) -> list[Place]:
+        """Stored messages that nobody has acknowledged, or was leased."""
+        return sorted(self.model.stored.keys() - self.model.acked - self.model.leased)
 
     # --- The end ---
 

@@ -2,9 +2,9 @@
 
     outcome = run_history(seed)          # raises HistoryFailed: what broke, everything that led to it, how to replay
 
-The nodes are real brokers with a real `ClusterNode` each, over one simulated disk. The state of the cluster answers late
-or not at all. Clients publish, fetch and acknowledge work beside all that, and follow `moved`. At the end everything
-calms down, and then every promise is looked at.
+The nodes are real brokers with a real `ClusterNode` each, over one simulated disk. The state of the cluster answers
+late or not at all. Clients publish, fetch and acknowledge work beside all that, and follow `moved`. At the end
+everything calms down, and then every promise is looked at.
 
 history   this: what happens, one operation after the other     gate             pauses and ends what runs in a node
 node      one process of a node                                 troubled_state   the state as a node sees it
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from random import Random
 from typing import TypeVar
 
@@ -70,7 +71,6 @@ class History(ProcessHistory):
         self.nodes: dict[str, NodeLife] = {}
         self.model = Model()
         self.clients = Clients(self)
-        self._processes = 2000
         self._moves = self._kills = 0
         self._is_calm = False
         self._operations: OperationTable[Callable[[], Awaitable[None]]] = OperationTable(
@@ -158,9 +158,17 @@ class History(ProcessHistory):
             await self.patiently(life.stop(), f"the end of {life}")
         self.raise_loop_failures()
 
+    async def end_tasks(self) -> None:
+        for life in self.nodes.values():  # a violation leaves them as they are
+            life.gate.is_paused = False
+            life.is_dead = True
+            life.workers.power_lost = PowerLoss("the history has ended")
+            life.state.end()
+        await super().end_tasks()
+
     async def _make_directory(self) -> None:
         """The first opening makes the directory; that is done by one broker alone."""
-        disk = self.disk.beside(1999)
+        disk = self.disk.beside()
         workers = self._new_workers()
         broker = await Broker.open(
             self.settings, directory="data", disk=disk, clock=self.clock, workers=workers
@@ -169,10 +177,8 @@ class History(ProcessHistory):
         self.workers = workers
 
     async def _start(self, name: str) -> None:
-        self._processes += 1
         life = NodeLife(
             name,
-            self._processes,
             self.settings,
             self.cluster,
             self.records,
@@ -182,7 +188,7 @@ class History(ProcessHistory):
             self.random,
             self.random.choice((0, 500 * MS)),
         )
-        self.say(f"{name} starts, process {self._processes}")
+        self.say(f"{name} starts")
         await self.patiently(life.open(), f"the start of {name}")
         self.nodes[name] = life
 
@@ -300,7 +306,7 @@ class History(ProcessHistory):
     async def _check_terms(self) -> None:
         for shard in self.cluster.view.owners:
             terms = await self.observer.terms(shard)
-            for one, later in zip(terms, terms[1:], strict=False):
+            for one, later in pairwise(terms):
                 if later.epoch <= one.epoch:
                     raise Violation(f"the epochs of {shard} do not rise: {one}, {later}")
                 is_kept = shard.journal == "main"

@@ -1,4 +1,4 @@
-"""A node as the history sees it: a real broker and a real `ClusterNode`, whose process may pause, die and begin again."""
+"""A node as the history sees it: a real broker and `ClusterNode` in a process that may pause, die and begin again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class NodeLife:
     def __init__(
         self,
         name: str,
-        process_id: int,
         settings: Settings,
         cluster: MemoryCluster,
         records: SharedRecords,
@@ -54,7 +53,7 @@ class NodeLife:
         settle_ns: int,
     ) -> None:
         self.name = name
-        self.disk = disk.beside(process_id)
+        self.disk = disk.beside()
         self.workers = SimulatedWorkers(timing)
         self.gate = Gate()
         self.state = TroubledState(cluster, name, trouble, self.gate)
