@@ -286,9 +286,10 @@ class Recorder:
         match record:
             case AtRecord(member=member, topic=topic, partition=partition, floor=floor):
                 key = (topic, partition)
-                if subject is not None and (member, key) in subject.left_out:
+                is_known = subject is not None and subject.partition(member, key) is not None
+                if subject is not None and not is_known and (member, key) in subject.left_out:
                     return  # deleted once: how it stands is told when it is taken up
-                if subject is None or subject.partition(member, key) is None:
+                if subject is None or not is_known:
                     self._begins.setdefault((record.subscription, member), {})[key] = floor
                     return
                 self._begins.get((record.subscription, member), {}).pop(key, None)
