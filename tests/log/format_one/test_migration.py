@@ -56,6 +56,18 @@ def test_everything_is_there_after_the_migration_and_after_each_later_start(
 
 
 @both
+def test_migration_is_logged_once(
+    archive: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.unpack(HERE / archive, tmp_path)
+    with caplog.at_level("INFO", "runnel"):
+        for _ in range(2):
+            asyncio.run(world.facts(str(tmp_path)))
+    told = [line.getMessage() for line in caplog.records if "migrated" in line.getMessage()]
+    assert told == ["the data directory was migrated from_format=1 to_format=2"]
+
+
+@both
 def test_offline_tools_read_both_formats_alike(archive: str, tmp_path: Path) -> None:
     def told() -> dict[str, Any]:
         log = OfflineLog(str(tmp_path))

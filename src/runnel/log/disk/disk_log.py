@@ -82,11 +82,14 @@ from runnel.log.segments.scan import Damage
 from runnel.log.segments.synced_marks import MarksFound, SyncedMarks
 from runnel.log.shard_view import ShardView, moved
 from runnel.platform.clock import Clock
+from runnel.platform.diagnostics import get_logger
 from runnel.platform.disk import Disk, DiskLock
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
 from runnel.topics.names import TopicPartition
 from runnel.topics.policies import Difference, Policies
+
+logger = get_logger("runnel")
 
 _NS_PER_MS: Final = 1_000_000
 _DAMAGE_SHOWN_MAX: Final = 100
@@ -398,6 +401,7 @@ class DiskLog:
         former.take_terms()
         state.has_marks = True
         await submit(self._write_present_format)
+        logger.info("the data directory was migrated", from_format=1, to_format=FORMAT)
         return recovery
 
     def _write_present_format(self) -> None:

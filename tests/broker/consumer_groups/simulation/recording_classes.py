@@ -18,6 +18,7 @@ import runnel.broker.consumer_groups.subscriptions as subscriptions_module
 from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
+from runnel.broker.stores import owned_shard
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.work_heads import DeliveryPart, Picked
@@ -82,7 +83,15 @@ class RecordingWork(ConsumerGroups):
     def stored_state(
         self, subscription: int, member: str, key: TopicPartition
     ) -> PartitionAcks | None:
-        return self._subscriptions._parts.state.find(subscription, member, key)
+        """As a group takes it up: what the log hides is not owed."""
+        parts = self._subscriptions._parts
+        state = parts.state.find(subscription, member, key)
+        floor = owned_shard(parts.stores.existing(key[0]), key).floor(*key)
+        if state is None or floor == 1:
+            return state
+        acked = state.acked.copy()
+        acked.add(1, floor)
+        return PartitionAcks(acked, {o: each for o, each in state.failures.items() if o >= floor})
 
     @property
     def is_busy(self) -> bool:

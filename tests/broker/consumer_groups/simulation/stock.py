@@ -60,6 +60,10 @@ class Stock:
     def is_hiding(self, topic: str) -> bool:
         return topic in self._purging
 
+    def was_hidden(self, topic: str) -> bool:
+        """Whether it was purged or deleted: that hides what is being stored, too, which nobody ever sees then."""
+        return topic in self._purging or topic in self._purged
+
     def hidden(self, topic: str) -> None:
         """The answer came, or cannot come any more: messages stored meanwhile may be gone, too."""
         self._purging.discard(topic)

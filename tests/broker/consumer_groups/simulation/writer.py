@@ -77,7 +77,8 @@ class Writer:
         recorder, subject = self._recorder, self.subject
         floor, done = acked.snapshot()
         end = recorder.stock.end(key)
-        if floor > end or any(stop > end for _, stop in done):
+        is_behind = floor > end and not recorder.stock.was_hidden(key[0])
+        if is_behind or any(stop > end for _, stop in done):
             self._recorder.violate(
                 Violation(
                     f"{subject.name} takes up {place_text(key)} as done behind its end at {end}: "
