@@ -74,6 +74,7 @@ from runnel.log.segments import paths
 from runnel.log.segments.files import OpenFiles
 from runnel.log.segments.format_file import (
     FIRST_FORMAT,
+    FORMAT,
     SHARED_FORMAT,
     keep_account,
     read_format,
