@@ -7,7 +7,7 @@ report to the recorder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from runnel.broker.consumer_groups.ack_journals import ShardAckJournal
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
 from runnel.broker.stores import owned_shard
-from runnel.errors import RunnelError
+from runnel.errors import MovedError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules import masks
@@ -71,7 +71,17 @@ class RecordingWork(ConsumerGroups):
 
     def on_topic_made(self, info: LogTopic) -> None:
         self._recorder.topic_made(info.name, len(info.shards))
+        self._note_floors(info)
         super().on_topic_made(info)
+
+    def _note_floors(self, info: LogTopic) -> None:
+        """A deletion also hides what is being stored: only the log knows up to where."""
+        stores = self._subscriptions._parts.stores
+        for partition in range(len(info.shards)):
+            key = (info.name, partition)
+            with suppress(MovedError):
+                floor = owned_shard(stores.existing(info.name), key).floor(*key)
+                self._recorder.stock.hidden_below(key, floor)
 
     def on_topic_deleted(self, name: str) -> None:
         self._recorder.topic_deleted(name)

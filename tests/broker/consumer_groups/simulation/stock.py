@@ -69,6 +69,12 @@ class Stock:
         self._purging.discard(topic)
         self._purged[topic] = self.ends(topic)
 
+    def hidden_below(self, key: TopicPartition, floor: int) -> None:
+        """The log says so of a topic that was made again."""
+        if floor > 1:
+            purged = self._purged.get(key[0], {})
+            self._purged[key[0]] = {**purged, key: max(floor, purged.get(key, 1))}
+
     def surely_hidden(self, ends: Mapping[TopicPartition, int]) -> None:
         """The purge was acknowledged: no consumer gets an earlier message."""
         self._surely_purged |= ends
