@@ -740,7 +740,8 @@ async def test_after_a_lost_connection_it_consumes_again_and_old_acks_are_late()
         server.lease(b"1", b"2", b"3")
         first, second = await take(consumer, 2)
         await first.ack()  # gathered, and not sent: the loop does not turn before the loss
-        connection = consumer._link.connection
+        [part] = consumer._parts.values()
+        connection = part.link.connection
         assert connection is not None
         connection.connection_lost(None)
         server.drop()

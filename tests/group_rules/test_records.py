@@ -182,4 +182,5 @@ def test_deliveries_that_ended_without_counting_are_not_in_a_snapshot() -> None:
     assert found is not None
     found.failures[5] = Failure(0, 0, 99)
     (record,) = states.snapshot()
+    assert isinstance(record, AtRecord)
     assert record.failed == []

@@ -18,7 +18,13 @@ from msgspec.structs import replace
 from runnel.broker.access_rules import EVERYTHING, AccessRules
 from runnel.broker.broker import Broker
 from runnel.broker.cluster_nodes import ClusterNodes
-from runnel.broker.consumer_groups import SettleRequest, SubscriptionRequest, WorkConsumer, WorkSink
+from runnel.broker.consumer_groups import (
+    HeldPart,
+    SettleRequest,
+    SubscriptionRequest,
+    WorkConsumer,
+    WorkSink,
+)
 from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.beginnings import Begun
@@ -458,8 +464,13 @@ class Access:
     # --- Acknowledged work ---
 
     @audited
-    async def consume(self, number: int, sink: WorkSink, request: Consume) -> WorkConsumer:
-        """`consume` for the patterns of the subscription, whether it exists or has to be made."""
+    async def consume(
+        self, number: int, sink: WorkSink, request: Consume, part: HeldPart | None = None
+    ) -> WorkConsumer:
+        """`consume` for the patterns of the subscription, whether it exists or has to be made.
+
+        `part`: the consumer joins at every node, and this is its part here.
+        """
         self._rules.check_patterns(Right.CONSUME, request.patterns)
         self._rules.check_subscription(
             request.subscription, Right.CONSUME, is_new=bool(request.patterns)
@@ -467,7 +478,7 @@ class Access:
         account = self._account
         metered = None if account is None else MeteredWorkSink(sink, account)
         consumer = await self._broker.consumer_groups.consume(
-            number, metered or sink, request, account
+            number, metered or sink, request, account, part
         )
         if account is not None and metered is not None:
             metered.reader = consumer

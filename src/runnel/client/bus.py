@@ -108,7 +108,8 @@ class Bus(TopicVerbs, WorkVerbs, ClusterRequests):
         finally:
             for publisher in list(self._publishers):
                 publisher.end(ClosedError("the bus has been closed"))
-            for reader in (*self._subscriptions, *self._consumers):
+            readers: tuple[Subscription | Consumer, ...] = (*self._subscriptions, *self._consumers)
+            for reader in readers:
                 reader.abandon()
             await self._router.close()
         if failures:

@@ -139,12 +139,66 @@ class Consume(Head, tag="consume", frozen=True, gc=False):
     options: WorkOptions | None = None
 
 
+class ConsumePart(Head, tag="consume_part", frozen=True, gc=False):
+    """`consume` by a consumer that joins at every node: this is its part at one of them, with a share of its window.
+
+    `holder` is an id that the consumer has drawn for itself, the same at all nodes: it says who has a message when the
+    message's shard moves from one node to another.
+    """
+
+    id: Id
+    consumer: Id
+    holder: str
+    subscription: str
+    patterns: Sequence[str] = ()
+    mode: str = ""
+    window_messages: Natural = 256
+    window_bytes: Natural = 8 * 2**20
+    member: str = ""
+    start: Start | None = None
+    options: WorkOptions | None = None
+
+    def to_consume(self) -> Consume:
+        """The same by a consumer of this node alone."""
+        return Consume(
+            self.id,
+            self.consumer,
+            self.subscription,
+            self.patterns,
+            self.mode,
+            self.window_messages,
+            self.window_bytes,
+            self.member,
+            self.start,
+            self.options,
+        )
+
+
+class GiveBack(Head, tag="give_back", frozen=True, gc=False):
+    """Return messages on which no work has begun: they are due again at once, and no failure counts. Not answered."""
+
+    consumer: Id
+    parts: Sequence[DeliveryPart]
+
+
 class Window(Head, tag="window", frozen=True, gc=False):
     """Set a consumer's window; 0 messages: deliver nothing for now. Not answered."""
 
     consumer: Id
     messages: Natural
     bytes: Natural
+
+
+class WindowShare(Head, tag="window_share", frozen=True, gc=False):
+    """`window` for a part: `moves` is how many `moving` of this node it knew when it was sent. Not answered.
+
+    What has moved since still takes room in the consumer's window: the node takes it from this share.
+    """
+
+    consumer: Id
+    messages: Natural
+    bytes: Natural
+    moves: Natural
 
 
 class Ack(Head, tag="ack", frozen=True, gc=False):
@@ -311,6 +365,47 @@ class Late(Head, tag="late", frozen=True, gc=False):
     parts: Sequence[DeliveryPart]
 
 
+class Moving(Head, tag="moving", frozen=True, gc=False):
+    """The shard of these deliveries moves to another node, as planned. Keep them: a `held` of its next owner follows.
+
+    `epoch` is that of the shard's term that ends. What is acknowledged here from now on is late.
+    """
+
+    consumer: Id
+    epoch: Natural
+    deliveries: Sequence[Natural]
+
+
+class HeldLease(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a consumer has of a delivery that another node leased to it: bit i of `bits` is the offset `begin` + i.
+
+    Here it is the delivery `delivery`; there it was `former`, in the term of the shard with this epoch.
+    """
+
+    delivery: Natural
+    topic: str
+    partition: int
+    epoch: Natural
+    former: Natural
+    begin: Natural
+    bits: bytes
+    recalled: bytes = b""  # recalled by the former owner, and not confirmed
+
+
+class Held(Head, tag="held", frozen=True, gc=False):
+    """This node owns a shard now that has moved, and has leased to the consumer what it had of it."""
+
+    consumer: Id
+    leases: Sequence[HeldLease]
+
+
+class Wants(Head, tag="wants", frozen=True, gc=False):
+    """Whether this node has more messages for a consumer's part than its share of the window takes."""
+
+    consumer: Id
+    is_wanting: bool
+
+
 class ConsumerEnded(Head, tag="consumer_ended", frozen=True, gc=False):
     """The broker has ended a consumer: its subscription was deleted, or another consumer took its member's place."""
 
@@ -352,8 +447,11 @@ class SettledHead(Head, tag="settled", frozen=True, gc=False):
 WorkRequest: TypeAlias = (
     Consume
     | Window
+    | WindowShare
     | Ack
     | AckUpTo
+    | ConsumePart
+    | GiveBack
     | Nack
     | Renew
     | Recalled
@@ -372,6 +470,9 @@ WorkAnswer: TypeAlias = (
     | WorkHead
     | Recall
     | Late
+    | Moving
+    | Held
+    | Wants
     | ConsumerEnded
     | AckedHead
     | SubscriptionListHead

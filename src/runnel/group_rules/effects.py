@@ -63,6 +63,16 @@ class LeasedDelivery(msgspec.Struct, frozen=True):
     """(offset, failures, first_delivery_ns) of the messages that were delivered before."""
 
 
+class Adopted(msgspec.Struct, frozen=True, gc=False):
+    """A lease of a partition's former owner, which goes on here under another id."""
+
+    delivery: int
+    former: int
+    base: int
+    outstanding: int  # masks at `base`
+    recalled: int
+
+
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
     """A message that failed too often. The broker stores it as a dead letter, then calls `dead_letter_stored`."""
 

@@ -13,8 +13,9 @@ from typing import Final
 from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.awaited_holders import AwaitedHolders
 from runnel.group_rules.definition import DURATION_NS_MAX, SubscriptionOptions
-from runnel.group_rules.effects import NOTHING, Effects, Failure, LeasedDelivery, Want
+from runnel.group_rules.effects import NOTHING, Adopted, Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group_state import GroupState
 from runnel.group_rules.keyed_partition import KeyedPartition
 from runnel.group_rules.lease_selection import LeaseSelection
@@ -50,6 +51,7 @@ class Group:
         )
         self._partitions: dict[TopicPartition, SharedPartition] = {}
         self._is_turn_of_heads = False
+        self._awaiting: dict[TopicPartition, int] = {}  # until when partitions wait for holders
 
     @property
     def options(self) -> SubscriptionOptions:
@@ -69,22 +71,81 @@ class Group:
         failures: Mapping[int, Failure] = {},
         *,
         now_ns: int,
+        awaited: AwaitedHolders | None = None,
     ) -> None:
         """Owe all messages of a partition that are not acked. The group takes over the set.
 
-        The times of failures are monotonic.
+        The times of failures are monotonic. Nothing is delivered before the awaited holders have come: see `adopt`.
         """
         if key in self._partitions:
             raise ValueError(f"{key[0]}[{key[1]}] is in the group already")
         self._partitions[key] = self._partition_type(
             key, acked, failures, self._group_state, now_ns
         )
+        if awaited and awaited.until_ns > now_ns:
+            self._partitions[key].awaited = awaited
+            self._awaiting[key] = awaited.until_ns
+
+    def awaited(self, key: TopicPartition) -> AwaitedHolders | None:
+        """The holders that a partition waits for; None: it does not wait."""
+        partition = self._partitions.get(key)
+        return None if partition is None else partition.awaited
+
+    @property
+    def awaiting(self) -> list[TopicPartition]:
+        """The partitions that wait for holders."""
+        return list(self._awaiting)
+
+    def adopt(
+        self,
+        key: TopicPartition,
+        holder: str,
+        consumer: int,
+        now_ns: int,
+        *,
+        ahead_ns: int = 0,
+        row_keys: Mapping[int, bytes | None] = {},
+    ) -> list[Adopted]:
+        """A holder has come, as this consumer: what it held is leased to it, as far as it is still owed.
+
+        In key_shared mode `row_keys` has the keys of these messages. `ahead_ns` is what turns wall times into times of
+        the group.
+        """
+        partition = self._partitions.get(key)
+        window = self._group_state.consumers.get(consumer)
+        awaited = None if partition is None else partition.awaited
+        if partition is None or awaited is None or window is None:
+            return []
+        adopted = []
+        for held in awaited.pop(holder):
+            lease = self._group_state.open_lease(window, key, held.base, held.cost_bytes, now_ns)
+            lease.delivered_ns = held.delivered_ns + ahead_ns
+            outstanding, recalled = partition.adopt(
+                lease,
+                int.from_bytes(held.outstanding, "little"),
+                int.from_bytes(held.recalled, "little"),
+                row_keys,
+            )
+            self._group_state.adopt(lease, outstanding, recalled)
+            adopted.append(Adopted(lease.id, held.delivery, held.base, outstanding, recalled))
+        if not awaited:
+            self._end_wait(key)
+        return adopted
+
+    def _end_wait(self, key: TopicPartition) -> None:
+        del self._awaiting[key]
+        self._partitions[key].end_wait()
+
+    def leases_of(self, key: TopicPartition) -> list[LeasedRange]:
+        """The leases of a partition, for its next owner."""
+        return self._group_state.leases.of_partition(key)
 
     def remove_partition(self, key: TopicPartition) -> Effects:
         """Remove a partition: its topic is deleted, or its shard goes. Later acks and nacks of its leases are late."""
         partition = self._partitions.pop(key, None)
         if partition is None:
             return NOTHING
+        self._awaiting.pop(key, None)
         effects = self._recall_all(key)
         partition.close()
         return effects.or_nothing()
@@ -330,8 +391,10 @@ class Group:
     # --- Time ---
 
     def expire(self, now_ns: int) -> Effects:
-        """End the leases and delays whose time is up."""
+        """End the leases and delays whose time is up, and the waits for holders."""
         effects = Effects()
+        for key in [key for key, until_ns in self._awaiting.items() if until_ns <= now_ns]:
+            self._end_wait(key)
         ended = self._group_state.leases.ended(now_ns)
         if ended:
             effects.expired += [(lease.consumer.number, lease.id) for lease in ended]
@@ -346,6 +409,9 @@ class Group:
         """When `expire` may next have something to do; None: never, as things are."""
         deadline_ns = self._group_state.leases.next_deadline_ns()
         delay_ns = self._group_state.next_delay_ns()
+        if self._awaiting:
+            until_ns = min(self._awaiting.values())
+            delay_ns = until_ns if delay_ns is None else min(delay_ns, until_ns)
         if deadline_ns is None or delay_ns is None:
             return deadline_ns if delay_ns is None else delay_ns
         return min(deadline_ns, delay_ns)
@@ -387,6 +453,25 @@ class Group:
         return not (
             self._group_state.in_flight or self._group_state.delayed or self._group_state.dying
         )
+
+    def has_room(self, consumer: int) -> bool:
+        found = self._group_state.consumers.get(consumer)
+        return found is not None and found.has_room
+
+    def is_short(self, consumer: int) -> bool:
+        """Whether messages are due that only more room at this consumer would let go."""
+        consumers = self._group_state.consumers
+        found = consumers.get(consumer)
+        if found is None or found.has_room:
+            return False
+        return bool(found.heads) or (not consumers.room_messages and self._owes())
+
+    def _owes(self) -> bool:
+        """Whether a message is due for any consumer."""
+        while (key := self._group_state.next_busy()) is not None:
+            if self._partitions[key].want() is not None:
+                return True
+        return False
 
     def leased(self, consumer: int) -> tuple[int, int]:
         """How many messages and bytes a consumer has, including recalled ones."""

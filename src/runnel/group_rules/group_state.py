@@ -113,6 +113,15 @@ class GroupState:
             attempts,
         )
 
+    def adopt(self, lease: LeasedRange, outstanding: int, recalled: int) -> None:
+        """Continue a lease of the former owner. It may exceed the consumer's window."""
+        lease.outstanding, lease.recalled = outstanding, recalled
+        count = (outstanding | recalled).bit_count()
+        if count:
+            self.leases.add(lease)
+            self.consumers.take(lease.consumer, count, count * lease.cost_bytes)
+            self.in_flight += count
+
     def release(self, *released: Mapping[LeasedRange, int]) -> None:
         """Return the messages of these masks of leases to the windows of their consumers."""
         sums: dict[ConsumerWindow, list[int]] = {}

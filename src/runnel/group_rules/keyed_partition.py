@@ -52,6 +52,9 @@ class KeyedPartition(SharedPartition):
         ] = {}  # by offset: messages that consumers have, recalled or not
         # Messages sent back from the dead letters. Their keys are unknown, so they are read before anything newer goes.
         self._unread = OffsetSet()
+        # Leases of a former owner, of messages that are not read here yet: reading them delivers nothing.
+        self._adopted = OffsetSet()
+        self._adopted_end = 0
 
     def _recover(self, now_ns: int) -> None:
         """Do nothing: earlier failures are handled when their messages are read, since keys are unknown until then."""
@@ -70,9 +73,44 @@ class KeyedPartition(SharedPartition):
         super().close()
         self._key_queues.close()
 
+    def adopt(
+        self,
+        lease: LeasedRange,
+        outstanding: int,
+        recalled: int,
+        row_keys: Mapping[int, bytes | None],
+    ) -> tuple[int, int]:
+        """Continue a lease: its consumer holds the keys of its messages. Messages that are gone are left out."""
+        outstanding = self._still_owed(lease.base, outstanding)
+        recalled = self._still_owed(lease.base, recalled) & ~outstanding
+        for offset in masks.offsets(lease.base, outstanding):
+            if offset not in row_keys:
+                outstanding ^= 1 << offset - lease.base
+                continue
+            self.extend(offset + 1)
+            self._adopted.add(offset)
+            self._adopted_end = max(self._adopted_end, offset + 1)
+            if (row_key := row_keys[offset]) is not None:
+                queue = self._key_queues.get(row_key) or self._key_queues.new(row_key)
+                queue.holder = lease.consumer
+                queue.flight[offset] = lease
+                self._held[offset] = queue
+        for offset in masks.offsets(lease.base, recalled):
+            row_key = row_keys.get(offset)
+            if row_key is None:
+                recalled ^= 1 << offset - lease.base
+                continue
+            queue = self._key_queues.get(row_key) or self._key_queues.new(row_key)
+            queue.holder = queue.holder or lease.consumer
+            queue.unconfirmed += 1
+            self._held[offset] = queue
+        return outstanding, recalled
+
     # --- Reads ---
 
     def want(self) -> Want | None:
+        if self.awaited is not None:
+            return super().want()
         if self._unread:
             return self._want_unread()
         if not self.due and self._group_state.is_crowded and self._first_fresh() < self.end:
@@ -127,7 +165,9 @@ class KeyedPartition(SharedPartition):
         if row_keys is None or len(row_keys) != count:
             raise ValueError(f"{count} messages in key_shared mode need as many keys")
         self.extend(base + count)
-        deliveries = []
+        deliveries: list[LeasedDelivery] = []
+        if self.awaited is not None:
+            return deliveries
         for begin in range(base, base + count, SPAN_MAX):
             rows = row_keys[begin - base : begin - base + SPAN_MAX]
             if self._unread:
@@ -137,7 +177,8 @@ class KeyedPartition(SharedPartition):
             delivery_builders = DeliveryBuilders(
                 self._group_state, self.key, begin, cost_bytes, now_ns
             )
-            if begin < self.fresh and (self._key_queues.waiting or self.due):
+            again_end = max(self.fresh, self._adopted_end)
+            if begin < again_end and (self._key_queues.waiting or self.due):
                 self._offer_again(begin, rows, delivery_builders)
             if begin + len(rows) > self.fresh:
                 self._offer_new(begin, rows, now_ns, delivery_builders)
@@ -160,7 +201,7 @@ class KeyedPartition(SharedPartition):
         self, base: int, rows: Sequence[bytes | None], delivery_builders: DeliveryBuilders
     ) -> None:
         """Deliver messages seen before: those that are due, and those that are next in their queues."""
-        end = min(base + len(rows), self.fresh)
+        end = min(base + len(rows), max(self.fresh, self._adopted_end))
         shown = self.due.mask(base, end)
         for consumer in self._group_state.consumers.with_heads:
             if (heads := consumer.heads.get(self.key)) is not None:
@@ -201,6 +242,8 @@ class KeyedPartition(SharedPartition):
         if first < base:
             return
         done = self.acked.mask(first, end)
+        if self._adopted:
+            done |= self._adopted.mask(first, end)
         if not done and not self.failures:
             offset = self._offer_plain(first, rows[first - base :], delivery_builders)
         owed = f"{~done & ((1 << end - first) - 1):b}"[::-1].ljust(end - first, "0") if done else ""
@@ -240,6 +283,8 @@ class KeyedPartition(SharedPartition):
                     changed[queue] = None
             offset += 1
         self.fresh = offset
+        if self._adopted:
+            self._adopted.discard_range(first, offset)
         for queue in changed:
             self._key_queues.show(queue)
 

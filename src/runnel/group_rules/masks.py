@@ -44,6 +44,11 @@ def range_of(base: int, mask: int) -> tuple[int, int] | None:
     return base + low.bit_length() - 1, base + mask.bit_length()
 
 
+def to_bytes(mask: int) -> bytes:
+    """The mask as bytes, lowest first."""
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
 def offsets(base: int, mask: int) -> list[int]:
     """The offsets of a mask, in order."""
     if not mask & (mask - 1):

@@ -90,7 +90,36 @@ class PickedRecord(_StateRecord, tag="picked", frozen=True, gc=False):
     bits: bytes
 
 
-Record = AckedRecord | PickedRecord | FailedRecord | AtRecord | ForgottenRecord
+class HeldBy(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A lease that ended because its shard moved, within a HeldRecord. `holder` is its consumer's own id.
+
+    Bit i of `outstanding`, lowest byte first, stands for offset `base` + i. Work on `recalled` messages may go on.
+    """
+
+    holder: str
+    delivery: int  # its id
+    base: int
+    outstanding: bytes
+    recalled: bytes
+    cost_bytes: int  # of each message
+    delivered_ns: int  # by the wall clock
+
+
+class HeldRecord(_StateRecord, tag="held", frozen=True):
+    """What consumers had of a partition when a term of its shard ended as planned, for the next owner.
+
+    It replaces earlier ones of the partition. The next owner notes an empty one.
+    """
+
+    subscription: int
+    member: str
+    topic: str
+    partition: int
+    epoch: int  # of the term that ended
+    held: list[HeldBy]
+
+
+Record = AckedRecord | PickedRecord | FailedRecord | AtRecord | ForgottenRecord | HeldRecord
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[Record])
@@ -130,6 +159,7 @@ class PartitionAcks(msgspec.Struct):
 
     acked: AckSet
     failures: dict[int, Failure]
+    held: HeldRecord | None = None
 
 
 class StateTable:
@@ -165,10 +195,14 @@ class StateTable:
                 failures = {failed.offset: _failure(failed) for failed in record.failed}
                 states = self._states.setdefault((record.subscription, record.member), {})
                 states[record.topic, record.partition] = PartitionAcks(acked, failures)
+            case HeldRecord(held=held):
+                self._state(record).held = record if held else None
             case ForgottenRecord(subscription, member, topic):
                 self._forget(subscription, member, topic)
 
-    def _state(self, record: AckedRecord | PickedRecord | FailedRecord) -> PartitionAcks:
+    def _state(
+        self, record: AckedRecord | PickedRecord | FailedRecord | HeldRecord
+    ) -> PartitionAcks:
         states = self._states.setdefault((record.subscription, record.member), {})
         key = (record.topic, record.partition)
         state = states.get(key)
@@ -199,16 +233,23 @@ class StateTable:
     def keys(self, subscription: int, member: str) -> list[TopicPartition]:
         return list(self._states.get((subscription, member), {}))
 
-    def snapshot(self) -> list[AtRecord]:
+    def snapshot(self) -> list[AtRecord | HeldRecord]:
         """Records that give the same table.
 
         May run in a worker while records are applied: it copies each table in one step.
         """
-        return [
-            at_record(subscription, member, key, state)
-            for (subscription, member), states in list(self._states.items())
-            for key, state in list(states.items())
-        ]
+        found: list[AtRecord | HeldRecord] = []
+        for (subscription, member), states in list(self._states.items()):
+            for key, state in list(states.items()):
+                held = state.held
+                found.append(at_record(subscription, member, key, state))
+                if held is not None:
+                    found.append(held)
+        return found
+
+    def members(self) -> list[tuple[int, str]]:
+        """The subscriptions and members that have state."""
+        return list(self._states)
 
 
 def at_record(

@@ -14,6 +14,7 @@ from typing import Final
 
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.awaited_holders import AwaitedHolders
 from runnel.group_rules.effects import DeadLetter, Effects, Failure, LeasedDelivery, Want, forget
 from runnel.group_rules.group_state import Delay, GroupState
 from runnel.group_rules.leases import LeasedRange
@@ -50,6 +51,7 @@ class SharedPartition:
         self.due = OffsetSet()  # any consumer with room may get them
         self.delayed = OffsetSet()
         self.dying = OffsetSet()
+        self.awaited: AwaitedHolders | None = None  # nothing is delivered before these have come
         self._group_state = group_state
         self._recover(now_ns)
 
@@ -94,6 +96,29 @@ class SharedPartition:
     def _owe_again(self, offset: int) -> None:
         self.due.add(offset)
 
+    def end_wait(self) -> None:
+        """Deliver from now on: the holders have come, or their time is over."""
+        self.awaited = None
+        self._group_state.mark_busy(self.key)
+
+    def adopt(
+        self,
+        lease: LeasedRange,
+        outstanding: int,
+        recalled: int,
+        row_keys: Mapping[int, bytes | None],  # noqa: ARG002 (shared mode ignores keys)
+    ) -> tuple[int, int]:
+        """Continue a lease of the former owner. Returns the messages that it has, and those recalled, as masks."""
+        outstanding = self._still_owed(lease.base, outstanding | recalled)
+        if outstanding:
+            end = lease.base + outstanding.bit_length()
+            self.extend(end)
+            self._skip_to(end)
+            self.due.discard_mask(lease.base, outstanding)
+            for offset in masks.offsets(lease.base, outstanding):
+                self._group_state.delayed -= self.delayed.discard(offset)
+        return outstanding, 0
+
     def close(self) -> None:
         """Take the partition out of the group's turns and counters."""
         self._group_state.mark_idle(self.key)
@@ -104,6 +129,9 @@ class SharedPartition:
 
     def want(self) -> Want | None:
         """The next read for any consumer with room: due messages before new ones. None: idle until marked busy."""
+        if self.awaited is not None:
+            self._group_state.mark_idle(self.key)
+            return None
         again = self.due.stretch()
         begin, end = self._first_fresh(), self.end
         if again is not None:
@@ -135,9 +163,11 @@ class SharedPartition:
     ) -> list[LeasedDelivery]:
         """Deliver those of these messages that are owed, as far as consumers have room."""
         consumers = self._group_state.consumers
-        deliveries = []
+        deliveries: list[LeasedDelivery] = []
         begin, end = base, base + count
         self.extend(end)
+        if self.awaited is not None:
+            return deliveries
         mask = self._deliverable(begin, min(end, begin + SPAN_MAX))
         while True:
             if not mask:

@@ -48,13 +48,14 @@ class Term:
 
     state: Journal
     id: ShardId = SHARD
+    epoch: int = 1
 
 
 class Scene:
     def __init__(self) -> None:
         self.journal = Journal()
         self.later: list[Callable[[], None]] = []  # what is to be tried again after a while
-        self.state = ShardAckJournal(Term(self.journal), self.later.append)
+        self.state = ShardAckJournal(Term(self.journal), self.later.append, 0)
 
     async def ack(self, offset: int) -> None:
         self.state.note_acked(1, "", KEY, offset, offset + 1)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.awaited_holders import AwaitedHolders
 from runnel.group_rules.definition import SubscriptionOptions
 from runnel.group_rules.effects import Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group import Group
@@ -201,8 +202,9 @@ class ForgetsFailures(Group):
         failures: Mapping[int, Failure] | None = None,
         *,
         now_ns: int,
+        awaited: AwaitedHolders | None = None,
     ) -> None:
-        super().add_partition(key, acked, now_ns=now_ns)
+        super().add_partition(key, acked, now_ns=now_ns, awaited=awaited)
 
 
 class TellsNoFailures(Group):

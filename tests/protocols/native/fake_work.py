@@ -133,7 +133,12 @@ class FakeWork:
         return self.patterns[name]
 
     async def consume(
-        self, number: int, sink: WorkSink, request: work_heads.Consume, account: object = None
+        self,
+        number: int,
+        sink: WorkSink,
+        request: work_heads.Consume,
+        account: object = None,
+        part: object = None,
     ) -> WorkConsumer:
         await self.may_consume.wait()
         self._check()

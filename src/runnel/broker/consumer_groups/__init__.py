@@ -8,12 +8,13 @@ from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
 from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
 from runnel.broker.consumer_groups.group_holds import GroupHolds
-from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
+from runnel.broker.consumer_groups.sink import HeldPart, WorkDelivery, WorkSink
 from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest
 
 __all__ = [
     "ConsumerGroups",
     "GroupHolds",
+    "HeldPart",
     "SettleRequest",
     "SubscriptionRequest",
     "WorkConsumer",

@@ -42,13 +42,17 @@ class StateTerm(Protocol):
     @property
     def id(self) -> ShardId: ...
     @property
+    def epoch(self) -> int: ...
+    @property
     def state(self) -> StateStore: ...
 
 
 class ShardAckJournal:
     """One shard's table of acknowledgements and failures, and the notes that wait to be stored."""
 
-    def __init__(self, shard: StateTerm, retry: RetryLater) -> None:
+    def __init__(self, shard: StateTerm, retry: RetryLater, began_ns: int) -> None:
+        self.epoch: Final = shard.epoch
+        self.began_ns: Final = began_ns  # the term here, by the monotonic clock
         self.table: Final = StateTable()
         self.is_leaving = False
         """The term is about to end: no consumer group may cover a partition of the shard any more."""
@@ -265,7 +269,9 @@ class AckJournals:
         """The state of a term. MovedError if the term is over."""
         state = self._shards.get(shard)
         if state is None:
-            state = self._shards[shard] = ShardAckJournal(shard, self._retry_later)
+            state = self._shards[shard] = ShardAckJournal(
+                shard, self._retry_later, self._clock.monotonic_ns()
+            )
         return state
 
     def known(self, shard: OwnedShard) -> ShardAckJournal | None:

@@ -86,8 +86,8 @@ class WorkConsumer:
     def recalled(self, parts: Sequence[DeliveryPart]) -> None:
         self._consumer_group.recalled(self._consumer_id, parts)
 
-    def resize(self, window_messages: int, window_bytes: int) -> None:
-        self._consumer_group.resize(self._consumer_id, window_messages, window_bytes)
+    def resize(self, window_messages: int, window_bytes: int, moves_known: int = 0) -> None:
+        self._consumer_group.resize(self._consumer_id, window_messages, window_bytes, moves_known)
 
     def pause(self) -> None:
         """Deliver nothing more for now: the connection is full."""

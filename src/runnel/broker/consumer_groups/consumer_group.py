@@ -9,7 +9,7 @@ delivered by then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -19,7 +19,7 @@ from runnel.broker.consumer_groups.ack_journals import AckJournals, ShardAckJour
 from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter
 from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.consumer_groups.run_reader import Missing, RunsRead, read_runs
-from runnel.broker.consumer_groups.sink import WorkDelivery, WorkSink
+from runnel.broker.consumer_groups.sink import HeldPart, WorkDelivery, WorkSink
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
 from runnel.broker.limits.fair_semaphore import FairSemaphore
 from runnel.broker.limits.loop_share import LoopShare
@@ -27,12 +27,20 @@ from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import Stores, moved
 from runnel.errors import MovedError, RunnelError, UnknownTopicError
-from runnel.formats.work_heads import Attempt, DeliveryPart, Lease, Picked
+from runnel.formats.work_heads import Attempt, DeliveryPart, HeldLease, Lease, Picked
+from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.awaited_holders import HOLDERS_WAIT_NS, AwaitedHolders
 from runnel.group_rules.definition import Definition, Mode
 from runnel.group_rules.effects import OFFSET_MAX, DeadLetter, Effects, Failure, LeasedDelivery
 from runnel.group_rules.group import Group
-from runnel.group_rules.records import FailedRecord, PartitionAcks, PickedRecord
+from runnel.group_rules.records import (
+    FailedRecord,
+    HeldBy,
+    HeldRecord,
+    PartitionAcks,
+    PickedRecord,
+)
 from runnel.log.log import OwnedShard
 from runnel.platform.clock import Clock
 from runnel.platform.tasks import OwnedTasks
@@ -70,8 +78,11 @@ class _GroupConsumer(msgspec.Struct):
     sink: WorkSink
     window_messages: int
     window_bytes: int
+    part: HeldPart | None = None  # it joins at every node
     is_started: bool = False
     is_paused: bool = False
+    is_wanting: bool = False  # as it was told last
+    moved: list[int] = []  # for each `moving`: how many messages it kept
 
 
 class ConsumerGroup:
@@ -100,12 +111,17 @@ class ConsumerGroup:
         self._lost_acks: dict[int, MovedError] = {}
         # The state of an unnamed member in partitions whose shard is away: nothing else has it.
         self._set_aside: dict[TopicPartition, PartitionAcks] = {}
+        self._has_holders = False  # a consumer has joined that joins at every node
         self._letters_under_way = 0
         self._timer_ns: int | None = None
         self._is_reading = False
         self._is_turn_due = False
         self._is_delivering = False
+        self._is_drained = (
+            False  # when it delivered last, nothing was due that any consumer had room for
+        )
         self._is_closed = False
+        self._former_epochs: dict[TopicPartition, int] = {}  # of partitions that wait for holders
 
     def acked(self, key: TopicPartition) -> AckSet | None:
         """The acknowledged offsets of a partition, read-only; None if the group does not cover it."""
@@ -140,7 +156,10 @@ class ConsumerGroup:
             self._shards[key] = journal
             now_ns = self._parts.clock.monotonic_ns()
             acked, failures = self._stored_state(key, shard.floor(*key))
-            self.group.add_partition(key, acked, failures, now_ns=now_ns)
+            awaited = self._awaited(key, journal)
+            self.group.add_partition(key, acked, failures, now_ns=now_ns, awaited=awaited)
+            if awaited is not None:
+                self._adopt_present(key)
         self.group.extend(key, shard.next_offset(*key))
 
     def _stored_state(self, key: TopicPartition, floor: int) -> tuple[AckSet, dict[int, Failure]]:
@@ -171,24 +190,175 @@ class ConsumerGroup:
         acked.add(1, floor)  # messages from before the topic was deleted are not owed
         return acked, failures
 
+    # --- Partitions that move between nodes ---
+
+    def _awaited(self, key: TopicPartition, journal: ShardAckJournal) -> AwaitedHolders | None:
+        """The consumers that had messages of a partition at its former owner; None: nobody is to be waited for."""
+        state = journal.table.get(self.definition.id, self.member, key)
+        if state is None or state.held is None:
+            return None
+        # Once: after this term ends without warning, everything is owed again.
+        epoch, held = state.held.epoch, state.held.held
+        journal.note(HeldRecord(self.definition.id, self.member, *key, epoch, []))
+        state.held = None
+        self._former_epochs[key] = epoch
+        return AwaitedHolders(held, journal.began_ns + HOLDERS_WAIT_NS)
+
+    def _adopt_present(self, key: TopicPartition) -> None:
+        for consumer_id, known in self._consumers.items():
+            if known.is_started and known.part is not None:
+                self._adopt(key, consumer_id, known)
+
+    def _adopt(self, key: TopicPartition, consumer_id: int, known: _GroupConsumer) -> None:
+        """Lease to a consumer what it had of a partition at the former owner."""
+        awaited = self.group.awaited(key)
+        held = () if awaited is None or known.part is None else awaited.of(known.part.holder)
+        if not held:
+            return
+        if self.definition.mode is Mode.KEY_SHARED:
+            offsets = [
+                offset
+                for each in held
+                for mask in (each.outstanding, each.recalled)
+                for offset in masks.offsets(each.base, int.from_bytes(mask, "little"))
+            ]
+            self._parts.tasks.start(self._adopt_keyed(key, consumer_id, known, sorted(offsets)))
+        else:
+            self._adopt_now(key, consumer_id, known, {})
+
+    async def _adopt_keyed(
+        self, key: TopicPartition, consumer_id: int, known: _GroupConsumer, offsets: Sequence[int]
+    ) -> None:
+        """Read the keys of these messages first: later messages of the keys have to wait."""
+        journal, row_keys = self._shards.get(key), dict[int, bytes | None]()
+        try:
+            for offset in offsets:
+                if offset not in row_keys and (run := await self._run_at(key, offset)) is not None:
+                    row_keys |= enumerate(run.row_keys(), run.base)
+        except (RunnelError, OSError):
+            return  # when the wait is over its messages are delivered anew
+        if self._shards.get(key) is journal and self._consumers.get(consumer_id) is known:
+            self._adopt_now(key, consumer_id, known, row_keys)
+
+    async def _run_at(self, key: TopicPartition, offset: int) -> StoredRun | None:
+        run_cache = self._parts.run_cache
+        if (run := run_cache.find(key, offset)) is None:
+            read = await self._read_page(key, offset, _PAGE_BYTES_MIN)
+            run = next((each for each in read.runs if each.base <= offset < each.end), None)
+        return run
+
+    def _adopt_now(
+        self,
+        key: TopicPartition,
+        consumer_id: int,
+        known: _GroupConsumer,
+        row_keys: Mapping[int, bytes | None],
+    ) -> None:
+        clock = self._parts.clock
+        now_ns = clock.monotonic_ns()
+        assert known.part is not None
+        adopted = self.group.adopt(
+            key,
+            known.part.holder,
+            consumer_id,
+            now_ns,
+            ahead_ns=now_ns - clock.time_ns(),
+            row_keys=row_keys,
+        )
+        if adopted:
+            epoch = self._former_epochs[key]
+            leases = [
+                HeldLease(
+                    each.delivery,
+                    *key,
+                    epoch,
+                    each.former,
+                    each.base,
+                    masks.to_bytes(each.outstanding),
+                    masks.to_bytes(each.recalled),
+                )
+                for each in adopted
+            ]
+            known.part.sink.held(known.number, leases)
+            self.wake()
+
+    def _pass_on(self, key: TopicPartition, journal: ShardAckJournal) -> None:
+        """Note what consumers have of a partition, for its next owner, and tell them that it moves."""
+        held: list[HeldBy] = []
+        moving: dict[int, list[int]] = {}
+        behind_ns = self._parts.clock.time_ns() - self._parts.clock.monotonic_ns()
+        for lease in self.group.leases_of(key):
+            known = self._consumers.get(lease.consumer.number)
+            if known is not None and known.part is not None:
+                moving.setdefault(lease.consumer.number, []).append(lease.id)
+                held.append(
+                    HeldBy(
+                        known.part.holder,
+                        lease.id,
+                        lease.base,
+                        masks.to_bytes(lease.outstanding),
+                        masks.to_bytes(lease.recalled),
+                        lease.cost_bytes,
+                        lease.delivered_ns + behind_ns,
+                    )
+                )
+        if (awaited := self.group.awaited(key)) is not None:
+            # Consumers that have not come yet may come to the next owner. It waits anew.
+            held += [each for holder in awaited.holders() for each in awaited.of(holder)]
+        if held:
+            record = HeldRecord(self.definition.id, self.member, *key, journal.epoch, held)
+            journal.note(record)
+        for consumer_id, deliveries in moving.items():
+            known = self._consumers[consumer_id]
+            self._shrink_window(consumer_id, known, key, deliveries)
+            if known.part is not None:
+                known.part.sink.moving(known.number, journal.epoch, deliveries)
+
+    def _shrink_window(
+        self,
+        consumer_id: int,
+        known: _GroupConsumer,
+        key: TopicPartition,
+        deliveries: Collection[int],
+    ) -> None:
+        """What a consumer keeps of a shard that moves still takes room in its window over all nodes."""
+        leases = [each for each in self.group.leases_of(key) if each.id in deliveries]
+        messages = sum((each.outstanding | each.recalled).bit_count() for each in leases)
+        known.moved.append(messages)
+        known.window_messages = max(0, known.window_messages - messages)
+        self._resize(consumer_id, known, is_smaller=True)
+
     def uncover_topic(self, topic: str) -> None:
         for key in [key for key in self._shards if key[0] == topic]:
             self.uncover(key)
         self.wake()  # its leases have made room
 
-    def uncover(self, key: TopicPartition) -> None:
+    def uncover(self, key: TopicPartition, *, is_passed_on: bool = False) -> None:
         """Drop a partition whose topic was deleted, or whose shard goes."""
         if self._shards.pop(key, None) is not None:
-            self._apply(self.group.remove_partition(key))
+            effects = self.group.remove_partition(key)
+            if (
+                is_passed_on and effects.recalls
+            ):  # those that join at every node keep their messages
+                effects.recalls = [
+                    recall for recall in effects.recalls if self._consumers[recall[0]].part is None
+                ]
+            self._apply(effects)
 
-    def release(self, journal: ShardAckJournal) -> None:
-        """Drop the partitions of a shard that goes. Leases end, and that does not count as a failure."""
+    def release(self, journal: ShardAckJournal, *, is_planned: bool) -> None:
+        """Drop the partitions of a shard that goes. Leases end, and that does not count as a failure.
+
+        After a planned end, consumers that have a part at every node keep what they have: see `_pass_on`.
+        """
+        is_passed_on = is_planned and self._has_holders
         keys = [key for key, covered in self._shards.items() if covered is journal]
         for key in keys:
             state = self.group.partition_state(key)
             if not self.is_durable and state is not None:
                 self._set_aside[key] = PartitionAcks(state.acked.copy(), state.failures)
-            self.uncover(key)
+            if is_passed_on:
+                self._pass_on(key, journal)
+            self.uncover(key, is_passed_on=is_passed_on)
         if keys:
             self.wake()  # its leases have made room
 
@@ -216,11 +386,19 @@ class ConsumerGroup:
 
     # --- Consumers ---
 
-    def join(self, number: int, sink: WorkSink, window_messages: int, window_bytes: int) -> int:
+    def join(
+        self,
+        number: int,
+        sink: WorkSink,
+        window_messages: int,
+        window_bytes: int,
+        part: HeldPart | None = None,
+    ) -> int:
         """Add a consumer, which gets nothing before `start`. Returns its id."""
         self._last_consumer += 1
+        self._has_holders |= part is not None
         self._consumers[self._last_consumer] = _GroupConsumer(
-            number, sink, window_messages, window_bytes
+            number, sink, window_messages, window_bytes, part
         )
         self.group.join(self._last_consumer, window_messages=0, window_bytes=0)
         return self._last_consumer
@@ -229,10 +407,17 @@ class ConsumerGroup:
         # None: the broker has ended the consumer meanwhile.
         if (known := self._consumers.get(consumer_id)) is not None:
             known.is_started = True
+            if known.part is not None:
+                for key in self.group.awaiting:
+                    self._adopt(key, consumer_id, known)
             self._resize(consumer_id, known)
 
-    def resize(self, consumer_id: int, window_messages: int, window_bytes: int) -> None:
+    def resize(
+        self, consumer_id: int, window_messages: int, window_bytes: int, moves_known: int = 0
+    ) -> None:
+        """Change a consumer's window. What moved behind the first `moves_known` of its `moving` still takes room."""
         if (known := self._consumers.get(consumer_id)) is not None:
+            window_messages = max(0, window_messages - sum(known.moved[moves_known:]))
             is_smaller = (
                 window_messages <= known.window_messages and window_bytes <= known.window_bytes
             )
@@ -461,7 +646,24 @@ class ConsumerGroup:
                 self._deliver()
             finally:
                 self._is_delivering = False
+        if self._has_holders:
+            self._tell_wants()
         self._set_timer()
+
+    def _tell_wants(self) -> None:
+        """Tell consumers that join at every node whether they should give more of their window to this one."""
+        is_drained = self._is_drained and not self._is_reading and not self._is_turn_due
+        for consumer_id, known in self._consumers.items():
+            if known.part is None or not known.is_started or known.is_paused:
+                continue
+            is_wanting = known.is_wanting
+            if self.group.is_short(consumer_id):
+                is_wanting = True
+            elif is_drained and self.group.has_room(consumer_id):
+                is_wanting = False
+            if is_wanting != known.is_wanting:
+                known.is_wanting = is_wanting
+                known.part.sink.wants(known.number, is_wanting=is_wanting)
 
     def _take_turn_soon(self) -> None:
         if not self._is_turn_due:
@@ -479,6 +681,7 @@ class ConsumerGroup:
         for _ in range(_OFFERS_PER_TURN):
             now_ns = clock.monotonic_ns()
             want = group.next_want(now_ns)
+            self._is_drained = want is None
             if want is None:
                 break
             run = run_cache.find(want.key, want.begin)

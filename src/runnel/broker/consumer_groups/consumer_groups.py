@@ -14,7 +14,7 @@ from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter, P
 from runnel.broker.consumer_groups.group_holds import GroupHolds
 from runnel.broker.consumer_groups.group_stats import GroupStats
 from runnel.broker.consumer_groups.run_cache import RunCache
-from runnel.broker.consumer_groups.sink import WorkSink
+from runnel.broker.consumer_groups.sink import HeldPart, WorkSink
 from runnel.broker.consumer_groups.subscriptions import SubscriptionRequest, WorkSubscriptions
 from runnel.broker.consumer_groups.timer_queue import TimerQueue
 from runnel.broker.limits.fair_semaphore import FairSemaphore
@@ -144,9 +144,16 @@ class ConsumerGroups:
         return task
 
     async def consume(
-        self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
+        self,
+        number: int,
+        sink: WorkSink,
+        request: Consume,
+        account: Account | None = None,
+        part: HeldPart | None = None,
     ) -> WorkConsumer:
-        joining = self._start_verb(self._subscriptions.consume(number, sink, request, account))
+        joining = self._start_verb(
+            self._subscriptions.consume(number, sink, request, account, part)
+        )
         try:
             return await asyncio.shield(joining)
         except asyncio.CancelledError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from runnel.broker.consumer_groups.run_cache import StoredRun
 from runnel.errors import RunnelError
 from runnel.formats.message import Message
-from runnel.formats.work_heads import DeliveryPart, Lease
+from runnel.formats.work_heads import DeliveryPart, HeldLease, Lease
 
 
 class WorkDelivery:
@@ -32,6 +34,21 @@ class WorkDelivery:
     def each(self) -> list[Message]:
         """The messages as objects, without a block in between."""
         return self._run.messages_of(self._base, self._mask)
+
+
+class PartSink(Protocol):
+    """Where a consumer learns more that has joined at every node of a cluster. Each call only queues."""
+
+    def moving(self, consumer: int, epoch: int, deliveries: Sequence[int]) -> None: ...
+    def held(self, consumer: int, leases: Sequence[HeldLease]) -> None: ...
+    def wants(self, consumer: int, *, is_wanting: bool) -> None: ...
+
+
+class HeldPart(msgspec.Struct, frozen=True):
+    """A consumer that has joined at every node: its own id, and where its part at this node learns more."""
+
+    holder: str
+    sink: PartSink
 
 
 class WorkSink(Protocol):

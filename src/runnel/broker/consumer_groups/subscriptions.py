@@ -21,7 +21,7 @@ from runnel.broker.consumer_groups.active_groups import ActiveConsumerGroups
 from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup, ConsumerGroupParts
 from runnel.broker.consumer_groups.definition_store import DefinitionStore
-from runnel.broker.consumer_groups.sink import WorkSink
+from runnel.broker.consumer_groups.sink import HeldPart, WorkSink
 from runnel.broker.consumer_groups.start_offsets import ServedPartition, begin_of, start_offsets
 from runnel.broker.limits.quotas import Account
 from runnel.broker.live.subscription import LiveSubscription
@@ -488,9 +488,17 @@ class WorkSubscriptions:
     # --- Consumers ---
 
     async def consume(
-        self, number: int, sink: WorkSink, request: Consume, account: Account | None = None
+        self,
+        number: int,
+        sink: WorkSink,
+        request: Consume,
+        account: Account | None = None,
+        part: HeldPart | None = None,
     ) -> WorkConsumer:
-        """Join a consumer group. Nothing is delivered before the consumer's `start` is called."""
+        """Join a consumer group. Nothing is delivered before the consumer's `start` is called.
+
+        `part`: the consumer joins at every node, and this is its part here.
+        """
         name = request.subscription
         wanted = SubscriptionRequest(
             name, request.patterns, request.mode, request.start, request.options
@@ -504,6 +512,8 @@ class WorkSubscriptions:
             consumer_group, member = await self._consumer_group_for(subscription, request)
             try:
                 await self._activate(subscription, consumer_group)
+                if self._by_name.get(name) is not subscription:
+                    raise UnknownSubscriptionError(f"subscription {name!r} was deleted")
             except BaseException:
                 # A half-active group would miss the partitions that it does not cover yet.
                 self._on_left(subscription, consumer_group)
@@ -513,6 +523,7 @@ class WorkSubscriptions:
                 sink,
                 min(request.window_messages, _WINDOW_MESSAGES_MAX),
                 min(request.window_bytes, _WINDOW_BYTES_MAX),
+                part,
             )
         return WorkConsumer(
             consumer_group, consumer_id, member, lambda closed: self._on_left(subscription, closed)
@@ -574,11 +585,10 @@ class WorkSubscriptions:
         """Route batches to a consumer group from now on, then let it cover the existing partitions."""
         if consumer_group in self._active:
             return
+        # First: else maintenance might drop it meanwhile, at rest as it is.
+        self._active.add(consumer_group, subscription.matches)
         if self._definitions.is_shared and consumer_group.is_durable:
             await self._begin_missing(subscription, [consumer_group.member])
-            # Maintenance may have dropped it meanwhile: it was at rest and not active.
-            subscription.consumer_groups[consumer_group.member] = consumer_group
-        self._active.add(consumer_group, subscription.matches)
         async for key, _, shard in self.partitions(subscription):
             with suppress(UnknownTopicError, MovedError):  # deleted, or gone meanwhile
                 consumer_group.cover(key, shard)
@@ -632,7 +642,7 @@ class WorkSubscriptions:
         journal = self._parts.state.known(shard)
         if journal is not None:
             journal.is_leaving = True
-            self._drop(journal)
+            self._drop(journal, is_planned=True)
             await journal.leave()
 
     def on_shard_released(self, shard: OwnedShard) -> None:
@@ -641,7 +651,7 @@ class WorkSubscriptions:
         self._parts.state.forget(shard)
         self._parts.run_cache.forget(lambda key: self._parts.stores.lies_in(key[0], shard.id))
         if journal is not None:
-            self._drop(journal)
+            self._drop(journal, is_planned=False)
             if journal.end():
                 error = MovedError(f"{moved(shard.id)}; acknowledgements may be lost with it")
                 for consumer_group in self._consumer_groups():
@@ -661,9 +671,9 @@ class WorkSubscriptions:
             for each in subscription.consumer_groups.values()
         ]
 
-    def _drop(self, journal: ShardAckJournal) -> None:
+    def _drop(self, journal: ShardAckJournal, *, is_planned: bool) -> None:
         for consumer_group in self._consumer_groups():
-            consumer_group.release(journal)
+            consumer_group.release(journal, is_planned=is_planned)
 
     async def _cover(self, shard: OwnedShard) -> None:
         """Let the active groups cover the partitions of a shard. Groups that become active meanwhile do so anyway."""

@@ -84,6 +84,12 @@ class WorkReceiver(Protocol):
 
     def reported_late(self, parts: Sequence[work_heads.DeliveryPart]) -> None: ...
 
+    def moving(self, epoch: int, deliveries: Sequence[int]) -> None: ...
+
+    def held(self, leases: Sequence[work_heads.HeldLease]) -> None: ...
+
+    def wants(self, *, is_wanting: bool) -> None: ...
+
     def ended(self, error: RunnelError) -> None: ...
 
 
@@ -352,6 +358,18 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if consumer := self.consumers.get(head.consumer):
             consumer.reported_late(head.parts)
 
+    def _take_moving(self, head: work_heads.Moving, _tail: memoryview) -> None:
+        if consumer := self.consumers.get(head.consumer):
+            consumer.moving(head.epoch, head.deliveries)
+
+    def _take_held(self, head: work_heads.Held, _tail: memoryview) -> None:
+        if consumer := self.consumers.get(head.consumer):
+            consumer.held(head.leases)
+
+    def _take_wants(self, head: work_heads.Wants, _tail: memoryview) -> None:
+        if consumer := self.consumers.get(head.consumer):
+            consumer.wants(is_wanting=head.is_wanting)
+
     def _take_consumer_end(self, head: work_heads.ConsumerEnded, _tail: memoryview) -> None:
         if consumer := self.consumers.pop(head.consumer, None):
             consumer.ended(_rebuild_error(head.code, head.text, retriable=head.retriable))
@@ -387,6 +405,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         work_heads.WorkHead: _take_work,
         work_heads.Recall: _take_recall,
         work_heads.Late: _take_late,
+        work_heads.Moving: _take_moving,
+        work_heads.Held: _take_held,
+        work_heads.Wants: _take_wants,
         work_heads.ConsumerEnded: _take_consumer_end,
     }
 

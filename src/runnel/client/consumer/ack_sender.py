@@ -10,7 +10,16 @@ from runnel.client.connection import Deadline, Link, OnAnswer
 from runnel.client.consumer.ledger import Acks, Ledger
 from runnel.errors import MalformedError, RunnelError
 from runnel.formats import wire
-from runnel.formats.work_heads import Ack, AckedHead, DeliveryPart, Nack, Picked, Recalled, Renew
+from runnel.formats.work_heads import (
+    Ack,
+    AckedHead,
+    DeliveryPart,
+    GiveBack,
+    Nack,
+    Picked,
+    Recalled,
+    Renew,
+)
 
 _T = TypeVar("_T")
 
@@ -19,7 +28,7 @@ _REASON_CHARS_MAX: Final = 1000
 
 
 class AckSender:
-    """Sends acks, nacks, renewals and given-up messages of one consumer. Only `wait_stored` waits."""
+    """Sends acks, nacks, renewals and given-up messages of a consumer to one node. Only `wait_stored` waits."""
 
     def __init__(
         self,
@@ -27,12 +36,14 @@ class AckSender:
         link: Callable[[], Link],
         number: int,
         on_late: Callable[[Sequence[DeliveryPart]], object],
+        on_sent: Callable[[], object] | None = None,
     ) -> None:
         self.is_scheduled = False
         self._ledger = ledger
         self._link = link
         self._number = number
         self._on_late = on_late
+        self._on_sent = on_sent
         self._loop = asyncio.get_running_loop()
         # Frames with acks: sent, and known to be stored.
         self._sent_frames = self._stored_frames = 0
@@ -80,6 +91,8 @@ class AckSender:
         if self._ledger.given_up:
             for chunk in _chunks(self._ledger.take_given_up()):
                 link.tell(Recalled(self._number, chunk))
+        if self._on_sent is not None:
+            self._on_sent()
 
     def nack(self, parts: Sequence[DeliveryPart], delay_ms: int | None, reason: str) -> None:
         """Send nacks behind the acks so far; otherwise messages acked before might come again with the failed ones.
@@ -92,6 +105,22 @@ class AckSender:
             self._link().tell(Nack(self._number, chunk, delay_ms, reason[:_REASON_CHARS_MAX]))
         self._ledger.given_up += given_up  # the broker expects them behind their nack
         self.send()
+
+    def ack_parts(self, parts: Sequence[DeliveryPart]) -> None:
+        """Acknowledge messages that the ledger no longer has: their first ack was lost on a move."""
+        for chunk in _chunks(parts):
+            self._sent_frames += 1
+            self._link().tell(Ack(0, self._number, (), chunk))
+
+    def give_back(self, parts: Sequence[DeliveryPart]) -> None:
+        """Return messages on which no work has begun."""
+        for chunk in _chunks(parts):
+            self._link().tell(GiveBack(self._number, chunk))
+
+    def stop(self, parts: Sequence[DeliveryPart]) -> None:
+        """Confirm that work on recalled messages has ended."""
+        for chunk in _chunks(parts):
+            self._link().tell(Recalled(self._number, chunk))
 
     def renew(self, deliveries: Sequence[int], lease_ms: int | None = None) -> None:
         """Renew the leases of deliveries; by default for the subscription's lease time."""

@@ -12,11 +12,9 @@ from typing import Final
 
 from runnel.client.arguments import milliseconds, reason_text
 from runnel.client.consumer.consumer_session import ConsumerSession
-from runnel.client.consumer.deliveries import HeldDelivery, LeasedItem, is_concerned
-from runnel.client.consumer.ledger import (
-    EARLY_ACKS_MIN,
-    LEASE_OVER,
-)
+from runnel.client.consumer.deliveries import LeasedItem, LeaseHolder, is_concerned
+from runnel.client.consumer.ledger import EARLY_ACKS_MIN, LEASE_OVER, Ledger
+from runnel.client.consumer.part import LeasePart
 from runnel.client.consumer.work import LateWork, Work, WorkBatch, WorkItem
 from runnel.client.consumer.worker_pool import (
     BatchFunction,
@@ -26,13 +24,8 @@ from runnel.client.consumer.worker_pool import (
     OnError,
     WorkerPool,
 )
-from runnel.errors import (
-    ClientFault,
-    LateAckError,
-    MalformedError,
-)
-from runnel.formats.batch import unpack_blocks
-from runnel.formats.work_heads import DeliveryPart, Lease
+from runnel.errors import ClientFault, LateAckError
+from runnel.formats.work_heads import DeliveryPart
 from runnel.topics.names import TopicPartition
 
 # A reader that always finds messages lets other tasks run after this many bytes.
@@ -46,31 +39,16 @@ class Consumer(ConsumerSession):
     Leaving it waits until acks are stored. Unacknowledged messages go back and do not count as failed.
     """
 
-    # --- Handing out ---
+    @property
+    def holder(self) -> LeaseHolder:
+        return self
 
-    def leased(self, leases: Sequence[Lease], tail: memoryview) -> None:
-        batches = unpack_blocks(tail)
-        if len(batches) != len(leases):
-            raise MalformedError("work", f"{len(leases)} leases, {len(batches)} blocks")
-        now_ns = self._timers.monotonic_ns()
-        time_ns = self._timers.time_ns()
-        for lease, batch in zip(leases, batches, strict=True):
-            delivery = HeldDelivery(
-                lease,
-                batch,
-                self,
-                now_ns=now_ns,
-                time_ns=time_ns,
-                lease_ns=self._renewer.lease_ns,
-            )
-            self._ledger.add(delivery)
-            self._barrier.add(delivery)
-        self._renewer.watch()
+    # --- Handing out ---
 
     async def __aiter__(self) -> AsyncIterator[Work]:
         # A generator is faster than __anext__. Messages that it has not yielded stay in the queue: leaving a loop
         # loses nothing, another loop continues, and several loops may share the work.
-        queue = self._queue
+        queue = self.queue
         while True:
             for work in queue.begin_each():
                 yield work
@@ -82,14 +60,14 @@ class Consumer(ConsumerSession):
     async def __anext__(self) -> Work:
         """One message: `await anext(consumer)`."""
         while True:
-            for work in self._queue.begin_each():
+            for work in self.queue.begin_each():
                 return work
             if not await self.wait_arrival():
                 raise StopAsyncIteration
 
     async def batches(self) -> AsyncIterator[WorkBatch]:
         """The same messages, one delivery at a time."""
-        queue = self._queue
+        queue = self.queue
         while True:
             while (delivery := queue.take_delivery_nowait()) is not None:
                 if (batch := queue.begin_batch_nowait(delivery)) is not None:
@@ -106,12 +84,12 @@ class Consumer(ConsumerSession):
         elif self._error is not None:
             raise self._error.with_traceback(None)
         elif not self._is_closed:
-            self._queue.taken_bytes = 0
+            self.queue.taken_bytes = 0
             await self._wait()
         return not self._is_closed
 
     async def _let_others_run(self) -> None:
-        self._queue.taken_bytes = 0
+        self.queue.taken_bytes = 0
         await asyncio.sleep(0)
 
     # --- For a reader in another thread ---
@@ -120,7 +98,7 @@ class Consumer(ConsumerSession):
         """All waiting messages, at least one, none of them begun; empty once the consumer is closed."""
         while True:
             works = []
-            while (work := self._queue.take_nowait()) is not None:
+            while (work := self.queue.take_nowait()) is not None:
                 works.append(work)
             if works or not await self.wait_arrival():
                 return works
@@ -133,12 +111,12 @@ class Consumer(ConsumerSession):
 
     async def put_back(self, works: Iterable[Work]) -> None:
         """Return messages of `next_works` to the queue; those not begun are handed out again."""
-        self._queue.put_back(work.delivery for work in works)
+        self.queue.put_back(work.delivery for work in works)
 
     def begin_nowait(self, work: Work) -> bool:
         """Begin a message of `next_works`, from any thread. False: it was recalled or lost meanwhile."""
-        with self._ledger.lock:
-            return self._queue.begin_nowait(work) is not None
+        with self.begun.lock:
+            return self.queue.begin_nowait(work) is not None
 
     # --- Acknowledging ---
 
@@ -160,24 +138,27 @@ class Consumer(ConsumerSession):
 
         With `stored` it waits until the broker has stored the acks, and raises LateAckError if some came too late.
         """
+        part: LeasePart
         # The usual case is one begun message of this consumer: it skips the calls of the general case.
         work = items[0] if len(items) == 1 and not stored else None
         if (
             work.__class__ is Work
             and (delivery := work.delivery).holder is self
-            and self._ledger.ack_begun(delivery, work.message.offset)
+            and (part := delivery.part).ledger.ack_begun(delivery, work.message.offset)
         ):
-            if not self._ack_sender.is_scheduled or self._ledger.unsent >= EARLY_ACKS_MIN:
-                self._ack_sender.schedule()
+            if not part.ack_sender.is_scheduled or part.ledger.unsent >= EARLY_ACKS_MIN:
+                part.ack_sender.schedule()
+            connection = part.link.connection
+            if connection is not None and not connection.is_writable:
+                await self.wait_room()
         else:
             self.check_own(items)
             if stored:
                 await self._ack_stored(items)
                 return
             self.ack_nowait(items)
-        connection = self._link.connection
-        if connection is not None and not connection.is_writable:
-            await self.wait_room()
+            if not self.has_room:
+                await self.wait_room()
 
     def check_own(self, items: Iterable[LeasedItem]) -> None:
         """Refuse items that this consumer did not hand out, before any of the others is processed. From any thread."""
@@ -195,24 +176,34 @@ class Consumer(ConsumerSession):
 
     def ack_nowait(self, items: Iterable[LeasedItem]) -> list[LateWork]:
         """Acknowledge own items, even if the connection is full. Returns the late ones, as far as known at once."""
-        ledger = self._ledger
-        sender = self._ack_sender
+        late: list[LateWork] = []
+        parts: dict[LeasePart, None] = {}
         for item in items:
-            item.ack_in(ledger)
-        if not sender.is_scheduled or ledger.is_send_due:
-            sender.schedule()
-        return self._report_late() if ledger.late else []
+            part: LeasePart = item.delivery.part
+            item.ack_in(part.ledger)
+            parts[part] = None
+        for part in parts:
+            if not part.ack_sender.is_scheduled or part.ledger.is_send_due:
+                part.ack_sender.schedule()
+            if part.ledger.late:
+                late += self.report_late(part.ledger)
+        return late
 
     async def _ack_stored(self, items: Sequence[LeasedItem]) -> None:
-        reported: list[DeliveryPart] = []
+        reported: list[tuple[Ledger, DeliveryPart]] = []
         self._late_listeners.append(reported)
         try:
             late = self.ack_nowait(items)
             await self._wait_stored()
         finally:
             self._late_listeners.remove(reported)
-        for part in reported:
-            item = next((item for item in items if is_concerned(item, part)), None)
+        for ledger, part in reported:
+            concerned = (
+                item
+                for item in items
+                if item.delivery.part.ledger is ledger and is_concerned(item, part)
+            )
+            item = next(concerned, None)
             if item is not None:
                 partition = item.delivery.topic, item.delivery.partition
                 late.append(LateWork(*partition, part.begin, part.end, part.delivery, LEASE_OVER))
@@ -224,12 +215,13 @@ class Consumer(ConsumerSession):
     async def ack_up_to(self, item: WorkItem) -> None:
         """Acknowledge this message, and all earlier messages of its partition that are leased to this consumer."""
         self.check_own((item,))
+        part: LeasePart = item.delivery.part
         if item.delivery.loss:  # late, and earlier messages belong to other deliveries by now
-            item.ack_in(self._ledger)
+            item.ack_in(part.ledger)
         else:
-            self._ledger.ack_up_to(item.topic, item.partition, item.offset)
-        self._ack_sender.schedule()
-        self._report_late()
+            part.ledger.ack_up_to(item.topic, item.partition, item.offset)
+        part.ack_sender.schedule()
+        self.report_late(part.ledger)
         await self.wait_room()
 
     async def nack(
@@ -240,18 +232,20 @@ class Consumer(ConsumerSession):
         delay_ms = milliseconds("delay_s", delay_s)
         reason = reason_text(reason)
         self.check_own(items)
-        parts: list[DeliveryPart] = []
-        held_back: set[TopicPartition] = set()
+        failed: dict[LeasePart, list[DeliveryPart]] = {}
+        held_back: dict[tuple[LeasePart, TopicPartition], None] = {}
         for item in items:
-            failed = self._ledger.nack(item)
-            parts += failed
-            if failed and self.mode == "key_shared":
-                held_back.add((item.delivery.topic, item.delivery.partition))
+            part: LeasePart = item.delivery.part
+            parts = part.ledger.nack(item, delay_ms, reason)
+            failed.setdefault(part, []).extend(parts)
+            if parts and self.mode == "key_shared":
+                held_back[part, (item.delivery.topic, item.delivery.partition)] = None
                 for first in item.first_of_keys():
-                    self._ledger.drop_later(first)
-        self._ack_sender.nack(parts, delay_ms, reason)
-        for partition in held_back:
-            self._barrier.hold(partition, self._link)
+                    part.ledger.drop_later(first)
+        for part, parts in failed.items():
+            part.ack_sender.nack(parts, delay_ms, reason)
+        for part, partition in held_back:
+            part.hold_back(partition)
         await self.wait_room()
 
     async def extend(self, item: LeasedItem, seconds: float) -> None:
@@ -262,16 +256,20 @@ class Consumer(ConsumerSession):
         if lease_ms is None:
             raise ClientFault("extend needs seconds")
         if not delivery.loss:
-            lease_ns = min(lease_ms * _NS_PER_MS, self._renewer.processing_ns_max)
+            part: LeasePart = delivery.part
+            lease_ns = min(lease_ms * _NS_PER_MS, part.processing_ns_max)
             delivery.deadline_ns = self._timers.monotonic_ns() + lease_ns
-            self._ack_sender.renew((delivery.id,), lease_ms)
+            part.ack_sender.renew((delivery.id,), lease_ms)
         await self.wait_room()
 
     @property
     def has_room(self) -> bool:
-        """Whether the connection accepts more frames. Without a connection there is nothing to wait for."""
-        connection = self._link.connection
-        return connection is None or connection.is_writable
+        """Whether every connection accepts more frames. Without a connection there is nothing to wait for."""
+        for part in self._parts.values():
+            connection = part.link.connection
+            if connection is not None and not connection.is_writable:
+                return False
+        return True
 
     async def wait_room(self) -> None:
         while not self.has_room:
@@ -294,7 +292,7 @@ class Consumer(ConsumerSession):
         processed one after the other. When `stop` is set or the caller is cancelled, no new call begins, and running
         calls have `drain_s` to finish. Messages of unfinished calls go back when the consumer is closed.
         """
-        source = MessageSource(self._queue, self)
+        source = MessageSource(self.queue, self)
         await WorkerPool(
             self, source, function, self._timers, concurrency=concurrency, on_error=on_error
         ).run(stop, drain_s)
@@ -309,7 +307,7 @@ class Consumer(ConsumerSession):
         on_error: OnError[WorkBatch] | None = None,
     ) -> None:
         """`process` for whole batches. In key_shared mode batches of one partition come one after the other."""
-        source = BatchSource(self._queue, self)
+        source = BatchSource(self.queue, self)
         await WorkerPool(
             self, source, function, self._timers, concurrency=concurrency, on_error=on_error
         ).run(stop, drain_s)

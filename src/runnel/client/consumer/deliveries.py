@@ -2,11 +2,14 @@
 
 The state of each message is one byte, indexed by its offset, so that one step changes the states of many messages:
 
-    WAITING ── handed out ──▶ BEGUN ── acked ──▶ ACKED ── sent ──▶ GONE
+    WAITING ── handed out ──▶ BEGUN ── acked ──▶ ACKED ── sent ──▶ SENT
        │                        ├───── nacked ─▶ NACKED ─ sent ──▶ GONE
        │ recalled               │ recalled
        ▼                        ▼
     DROPPED ─ sent ─▶ GONE   RECALLED ─ acked or nacked ─▶ GIVEN_UP ─ sent ─▶ GONE
+
+An ack that was sent leaves SENT, which is as good as GONE, except that the shard may be moving to another node: then
+the new owner says which acks have not come to the former one. Waiting messages of a moving shard are PARKED.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from threading import get_ident
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -33,6 +36,8 @@ ACKED: Final = 4
 NACKED: Final = 5
 DROPPED: Final = 6
 GIVEN_UP: Final = 7
+SENT: Final = 8
+PARKED: Final = 9
 
 # A delivery comes from one read of the broker; a longer span is malformed.
 _SPAN_MAX: Final = 2**24
@@ -41,7 +46,7 @@ _PICKED_MIN: Final = 8
 _NO_ATTEMPTS: Final[Mapping[int, Attempt]] = {}
 _RANGES: Final = {
     state: re.compile(re.escape(bytes((state,))) + b"+")
-    for state in (WAITING, ACKED, NACKED, DROPPED, GIVEN_UP)
+    for state in (WAITING, ACKED, NACKED, DROPPED, GIVEN_UP, SENT)
 }
 
 
@@ -50,15 +55,18 @@ def _transitions(changes: Mapping[int, int]) -> bytes:
     return bytes(changes.get(state, state) for state in range(256))
 
 
-ON_ACK: Final = _transitions({WAITING: ACKED, BEGUN: ACKED, RECALLED: GIVEN_UP})
-ON_NACK: Final = _transitions({WAITING: NACKED, BEGUN: NACKED, RECALLED: GIVEN_UP})
+ON_ACK: Final = _transitions({WAITING: ACKED, BEGUN: ACKED, RECALLED: GIVEN_UP, PARKED: ACKED})
+ON_NACK: Final = _transitions({WAITING: NACKED, BEGUN: NACKED, RECALLED: GIVEN_UP, PARKED: NACKED})
 ON_RECALL: Final = _transitions({WAITING: DROPPED, BEGUN: RECALLED})
 ON_BEGIN: Final = _transitions({WAITING: BEGUN})
-ON_DROP: Final = _transitions({WAITING: DROPPED})
-ON_SENT: Final = _transitions({ACKED: GONE})
+ON_DROP: Final = _transitions({WAITING: DROPPED, PARKED: DROPPED})
+ON_SENT: Final = _transitions({ACKED: SENT})
+ON_PARK: Final = _transitions({WAITING: PARKED})
+_AFTER_ACK: Final = bytes((SENT,))
+_AFTER_OTHERS: Final = bytes((GONE,))
 _DIGITS: Final = bytes(ord("1") if state == ACKED else ord("0") for state in range(256))
 # Without the connection acks cannot be sent: begun messages stay, so that their acks are reported as late.
-ON_LOSS: Final = _transitions({WAITING: GONE, RECALLED: BEGUN})
+ON_LOSS: Final = _transitions({WAITING: GONE, PARKED: GONE, RECALLED: BEGUN})
 
 
 class LeasedItem(Protocol):
@@ -101,6 +109,15 @@ class LeaseHolder(Protocol):
     async def extend(self, item: LeasedItem, seconds: float) -> None: ...
 
 
+class SentNack(NamedTuple):
+    """A nack that was sent. It has to be sent again if the shard has moved before it came."""
+
+    begin: int
+    end: int
+    delay_ms: int | None
+    reason: str
+
+
 def is_concerned(item: LeasedItem, part: DeliveryPart) -> bool:
     """Whether messages of an item are in a part. A part without offsets is a whole delivery."""
     return part.delivery == item.delivery.id and (
@@ -126,8 +143,12 @@ class HeldDelivery:
         "holder",
         "id",
         "is_lapsed",
+        "is_mixed",
         "left",
         "loss",
+        "nacks",
+        "order",
+        "part",
         "partition",
         "states",
         "topic",
@@ -138,12 +159,17 @@ class HeldDelivery:
         lease: Lease,
         batch: Batch,
         holder: LeaseHolder,
+        part: Any,
         *,
+        order: int,
         now_ns: int,
         time_ns: int,
         lease_ns: int,
     ) -> None:
-        self.id: Final = lease.delivery
+        # Another node has another id for it: both change when its shard moves.
+        self.id = lease.delivery
+        self.part: Any = part  # a `LeasePart`, which knows ledgers, which know deliveries
+        self.order: Final = order  # in which deliveries arrived, over all nodes
         self.topic: Final = lease.topic
         self.partition: Final = lease.partition
         self.begin: Final = lease.begin
@@ -162,6 +188,8 @@ class HeldDelivery:
         self.is_lapsed = False  # the lease has ended, by this client's clock
         self.loss = ""  # why acks cannot be sent any more: the connection or the consumer is gone
         self.left = self.count  # neither acked nor nacked nor dropped
+        self.is_mixed = False  # some messages ended otherwise than by an ack
+        self.nacks: Sequence[SentNack] = ()
         # By offset, in the order in which messages were begun.
         self.begun_ns: Final[dict[int, int]] = {}
         self.begun_together_ns = 0  # when all waiting messages were begun as a batch; 0: never
@@ -213,23 +241,24 @@ class HeldDelivery:
             self.states[first:last] = self.states[first:last].translate(table)
 
     def take(self, state: int) -> list[DeliveryPart]:
-        """Mark all messages in a state as gone, and return their ranges, to be sent."""
+        """Mark all messages in a state as gone, or their acks as sent, and return their ranges, to be sent."""
         if state not in self.states:  # the usual case, and faster than matching
             return []
         found = [match.span() for match in _RANGES[state].finditer(self.states)]
+        after = _AFTER_ACK if state == ACKED else _AFTER_OTHERS
         for first, last in found:
-            self.states[first:last] = bytes(last - first)
+            self.states[first:last] = after * (last - first)
         return [
             DeliveryPart(self.id, self.begin + first, self.begin + last) for first, last in found
         ]
 
     def take_acked(self) -> list[DeliveryPart] | Picked:
-        """Mark all acked messages as gone, and return their ranges; if they are scattered, as bits."""
+        """Mark all acks as sent, and return their ranges; if they are scattered, as bits."""
         states = self.states
         first, last = states.find(ACKED), states.rfind(ACKED) + 1
         acked = states.count(ACKED)
         if last - first == acked:  # none, or one range
-            states[first:last] = bytes(acked)
+            states[first:last] = _AFTER_ACK * acked
             return [DeliveryPart(self.id, self.begin + first, self.begin + last)] if acked else []
         if acked < _PICKED_MIN:
             return self.take(ACKED)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 
 from runnel.client.consumer.deliveries import BEGUN, WAITING, HeldDelivery
-from runnel.client.consumer.ledger import Ledger
+from runnel.client.consumer.ledger import BegunWork, Ledger
 from runnel.client.consumer.work import Work, WorkBatch
 
 
@@ -15,10 +15,10 @@ class DeliveryQueue:
     """Waiting deliveries in their order, and the current one, whose messages are handed out one by one."""
 
     def __init__(
-        self, ledger: Ledger, now_ns: Callable[[], int], wake: Callable[[], object]
+        self, begun: BegunWork, now_ns: Callable[[], int], wake: Callable[[], object]
     ) -> None:
         self.taken_bytes = 0  # since the reader last let other tasks run
-        self._ledger = ledger
+        self._begun = begun
         self._now_ns = now_ns
         self._wake = wake
         self._deliveries: deque[HeldDelivery] = deque()
@@ -33,33 +33,47 @@ class DeliveryQueue:
 
     def put_back(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Put deliveries that were not begun completely before all others, in their order."""
-        again = {delivery.id: delivery for delivery in deliveries}
+        again = {delivery.order: delivery for delivery in deliveries}
         if self._current is not None:
-            again[self._current.id] = self._current
+            again[self._current.order] = self._current
         self._current = None
         self._works = iter(())
         self._deliveries.extendleft(again[number] for number in sorted(again, reverse=True))
 
-    def clear(self) -> None:
-        self._deliveries.clear()
+    def restore(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Add deliveries that arrived before, in the order of their arrival. They may be here already."""
+        known = {delivery.order: delivery for delivery in (*self._deliveries, *deliveries)}
+        if self._current is not None:
+            known[self._current.order] = self._current
         self._current = None
         self._works = iter(())
+        self._deliveries = deque(known[order] for order in sorted(known))
+        self._wake()
+
+    def drop(self, ledger: Ledger) -> None:
+        """Remove the deliveries of one ledger."""
+        self._deliveries = deque(
+            delivery for delivery in self._deliveries if delivery.part.ledger is not ledger
+        )
+        if self._current is not None and self._current.part.ledger is ledger:
+            self._current = None
+            self._works = iter(())
 
     # --- By message ---
 
     def begin_each(self) -> Iterator[Work]:
         """The waiting messages; each is begun only when it is yielded.
 
-        Hot (bench/queue.py, "work"): `Ledger.begin` without a call for each message.
+        Hot (bench/queue.py, "work"): `BegunWork.begin` without a call for each message.
         """
-        ledger, now_ns = self._ledger, self._now_ns
+        begun, now_ns = self._begun, self._now_ns
         while True:
             for work in self._works:
                 delivery, offset = work.delivery, work.message.offset
                 states, row = delivery.states, offset - delivery.begin
                 if states[row] == WAITING:
                     states[row] = BEGUN
-                    delivery.begun_ns[offset] = ledger.taken_ns = now_ns()
+                    delivery.begun_ns[offset] = begun.taken_ns = now_ns()
                     yield work
             if not self._advance():
                 return
@@ -75,7 +89,7 @@ class DeliveryQueue:
 
     def begin_nowait(self, work: Work) -> Work | None:
         """Begin a message that was taken. None: it was recalled or lost meanwhile."""
-        if self._ledger.begin(work.delivery, work.message.offset, self._now_ns()):
+        if self._begun.begin(work.delivery, work.message.offset, self._now_ns()):
             return work
         return None
 
@@ -100,7 +114,7 @@ class DeliveryQueue:
     def begin_batch_nowait(self, delivery: HeldDelivery) -> WorkBatch | None:
         """Begin all waiting messages of a delivery. None: no message waits."""
         batch = delivery.batch
-        begun = self._ledger.begin_all(delivery, self._now_ns())
+        begun = self._begun.begin_all(delivery, self._now_ns())
         if sum([end - begin for begin, end in begun]) == delivery.count:
             return WorkBatch(batch, delivery)
         if not begun:

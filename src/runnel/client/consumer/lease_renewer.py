@@ -7,20 +7,25 @@ from typing import Final
 
 from runnel.client.connection import Handle, Timers
 from runnel.client.consumer.deliveries import WAITING, HeldDelivery
-from runnel.client.consumer.ledger import Ledger
+from runnel.client.consumer.ledger import BegunWork, Ledger
 
 _RENEWALS_PER_LEASE: Final = 3
 
 
 class LeaseRenewer:
-    """Checks a consumer's deliveries every third of a lease, as long as there are any."""
+    """Checks the deliveries of a consumer's part every third of a lease, as long as there are any."""
 
     def __init__(
-        self, ledger: Ledger, timers: Timers, renew: Callable[[Sequence[int]], object]
+        self,
+        ledger: Ledger,
+        begun: BegunWork,
+        timers: Timers,
+        renew: Callable[[Sequence[int]], object],
     ) -> None:
         self.lease_ns = 0  # set when the broker has accepted the consumer
         self.processing_ns_max = 0
         self._ledger = ledger
+        self._begun = begun
         self._timers = timers
         self._renew = renew
         self._timer: Handle | None = None
@@ -62,4 +67,4 @@ class LeaseRenewer:
             return False
         if WAITING not in delivery.states:
             return True
-        return now_ns - max(delivery.arrived_ns, self._ledger.taken_ns) <= self.processing_ns_max
+        return now_ns - max(delivery.arrived_ns, self._begun.taken_ns) <= self.processing_ns_max

@@ -1,4 +1,4 @@
-"""The messages leased to a consumer, and those to be reported: acked, given up, late. Pure.
+"""The messages that one node has leased to a consumer, and those to be reported: acked, given up, late. Pure.
 
 Everything runs in the loop's thread, except that a blocking client begins messages in its own thread. Therefore
 beginning a message there takes the lock, and so does every step that removes waiting messages.
@@ -7,7 +7,7 @@ beginning a message there takes the lock, and so does every step that removes wa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -27,10 +27,12 @@ from runnel.client.consumer.deliveries import (
     ON_NACK,
     ON_RECALL,
     ON_SENT,
+    SENT,
     WAITING,
     HeldDelivery,
     LeasedItem,
     Range,
+    SentNack,
 )
 from runnel.client.consumer.work import LateWork
 from runnel.formats.message import Message
@@ -58,6 +60,11 @@ class ConsumerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     late: int
     leased: int  # now: received, and neither acked nor nacked
 
+    def plus(self, other: ConsumerStatistics) -> ConsumerStatistics:
+        return ConsumerStatistics(
+            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        )
+
 
 class Acks(NamedTuple):
     """Deliveries that were acked completely, and acked parts of others."""
@@ -67,29 +74,58 @@ class Acks(NamedTuple):
     picked: list[Picked]
 
 
-class _Place(NamedTuple):
-    """The offsets of a delivery: `begin` to `end` (exclusive)."""
+class SettledDelivery(NamedTuple):
+    """A delivery of the offsets from `begin` to `end` (exclusive), after its last message was settled."""
 
     topic: str
     partition: int
     begin: int
     end: int
+    acked: Sequence[Range] | None = None  # None: all its messages were
+    nacks: Sequence[SentNack] = ()
+
+
+class BegunWork:
+    """Begins messages: what the ledgers of all parts of a consumer share."""
+
+    __slots__ = ("lock", "taken_ns")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.taken_ns = 0  # when a message was last begun
+
+    def begin(self, delivery: HeldDelivery, offset: int, now_ns: int) -> bool:
+        """Mark a message as handed to the user's code. False: it does not wait any more."""
+        row = offset - delivery.begin
+        if delivery.states[row] != WAITING:
+            return False
+        delivery.states[row] = BEGUN
+        delivery.begun_ns[offset] = self.taken_ns = now_ns
+        return True
+
+    def begin_all(self, delivery: HeldDelivery, now_ns: int) -> list[Range]:
+        """Mark all waiting messages of a delivery as handed out. Returns their offsets."""
+        with self.lock:
+            begun = delivery.ranges_in(WAITING)
+            delivery.transition(delivery.begin, delivery.end, ON_BEGIN)
+            if begun:
+                delivery.begun_together_ns = self.taken_ns = now_ns
+        return begun
 
 
 class Ledger:
-    """All deliveries leased to a consumer, and the counts of its messages."""
+    """All deliveries that one node has leased to a consumer, and the counts of their messages."""
 
-    def __init__(self) -> None:
-        self.lock: Final = threading.Lock()
+    def __init__(self, begun: BegunWork) -> None:
+        self.lock: Final = begun.lock
         self.deliveries: Final[dict[int, HeldDelivery]] = {}
-        self.taken_ns = 0  # when a message was last begun
         self.unsent = 0  # acked messages whose acks are not sent
         self.given_up: list[DeliveryPart] = []  # to be sent as recalled
         self.late: list[LateWork] = []  # to be reported to the user
         self._received = self._nacked = self._recalled = self._late = 0
         self._acked = 0  # without `unsent`
         self._touched: dict[int, HeldDelivery] = {}  # with unsent acks
-        self._remembered: dict[int, _Place] = {}
+        self._settled: dict[int, SettledDelivery] = {}
 
     @property
     def statistics(self) -> ConsumerStatistics:
@@ -111,29 +147,11 @@ class Ledger:
         """
         return self.unsent >= EARLY_ACKS_MIN and self.unsent >= _SCATTERED_MIN * len(self._touched)
 
-    # --- Arriving and being handed out ---
+    # --- Arriving ---
 
     def add(self, delivery: HeldDelivery) -> None:
         self.deliveries[delivery.id] = delivery
         self._received += delivery.count
-
-    def begin(self, delivery: HeldDelivery, offset: int, now_ns: int) -> bool:
-        """Mark a message as handed to the user's code. False: it does not wait any more."""
-        row = offset - delivery.begin
-        if delivery.states[row] != WAITING:
-            return False
-        delivery.states[row] = BEGUN
-        delivery.begun_ns[offset] = self.taken_ns = now_ns
-        return True
-
-    def begin_all(self, delivery: HeldDelivery, now_ns: int) -> list[Range]:
-        """Mark all waiting messages of a delivery as handed out. Returns their offsets."""
-        with self.lock:
-            begun = delivery.ranges_in(WAITING)
-            delivery.transition(delivery.begin, delivery.end, ON_BEGIN)
-            if begun:
-                delivery.begun_together_ns = self.taken_ns = now_ns
-        return begun
 
     # --- Acking ---
 
@@ -189,7 +207,9 @@ class Ledger:
 
     # --- Giving back ---
 
-    def nack(self, item: LeasedItem) -> list[DeliveryPart]:
+    def nack(
+        self, item: LeasedItem, delay_ms: int | None = None, reason: str = ""
+    ) -> list[DeliveryPart]:
         """Nack the unsettled messages of an item. Returns the parts to be sent."""
         delivery = item.delivery
         with self.lock:
@@ -201,6 +221,10 @@ class Ledger:
         if delivery.loss:
             return []
         nacked = sum(part.end - part.begin for part in parts)
+        if nacked:
+            sent = [SentNack(part.begin, part.end, delay_ms, reason) for part in parts]
+            delivery.nacks = [*delivery.nacks, *sent]
+            delivery.is_mixed = True
         delivery.left -= nacked
         self._nacked += nacked
         self._forget_if_settled(delivery)
@@ -237,6 +261,7 @@ class Ledger:
     def _drop(self, delivery: HeldDelivery) -> None:
         parts = delivery.take(DROPPED)
         dropped = sum(part.end - part.begin for part in parts)
+        delivery.is_mixed |= bool(parts)
         delivery.left -= dropped
         self._recalled += dropped
         self.given_up += parts
@@ -247,6 +272,7 @@ class Ledger:
         parts = delivery.take(GIVEN_UP)
         if parts:
             given_up = sum(part.end - part.begin for part in parts)
+            delivery.is_mixed = True
             delivery.left -= given_up
             self._recalled += given_up
             self.given_up += parts
@@ -257,11 +283,43 @@ class Ledger:
         parts, self.given_up = self.given_up, []
         return parts
 
+    # --- Moving to another node, with the shard ---
+
+    def part_with(self, number: int) -> HeldDelivery | None:
+        """Remove a delivery whose shard moves, with its acks that are not sent."""
+        delivery = self.deliveries.pop(number, None)
+        if delivery is not None and self._touched.pop(number, None) is not None:
+            self.unsent -= delivery.states.count(ACKED)
+        return delivery
+
+    def settled(self, number: int) -> SettledDelivery | None:
+        """A delivery of which every message is settled, unless it is forgotten."""
+        return self._settled.get(number)
+
+    def remember(self, number: int, settled: SettledDelivery) -> None:
+        """Remember a delivery that was settled at its former owner under this id: its shard may move again."""
+        self._settled[number] = settled
+
+    def take_over(self, delivery: HeldDelivery, number: int, resent: int = 0) -> None:
+        """Add a delivery of another ledger under this id, with its acks that are not sent.
+
+        Some of these were sent once, and are counted.
+        """
+        self._acked -= resent
+        delivery.id = number
+        self.deliveries[number] = delivery
+        if unsent := delivery.states.count(ACKED):
+            self.unsent += unsent
+            self._touched[number] = delivery
+        else:
+            self._forget_if_settled(delivery)
+
     # --- Losing ---
 
     def lapse(self, delivery: HeldDelivery) -> None:
         """Remove the waiting messages of a delivery whose lease has ended: another consumer gets them."""
         delivery.is_lapsed = True
+        delivery.is_mixed = True
         with self.lock:
             delivery.left -= delivery.states.count(WAITING)
             delivery.states[:] = delivery.states.replace(bytes((WAITING,)), bytes((GONE,)))
@@ -276,9 +334,16 @@ class Ledger:
                 delivery.transition(delivery.begin, delivery.end, ON_LOSS)
         self.deliveries.clear()
         self._touched.clear()
-        self._remembered.clear()
+        self._settled.clear()
         self.given_up.clear()
         self._count_unsent_as_acked()
+
+    def lose_one(self, delivery: HeldDelivery, reason: str) -> None:
+        """End one lease, of a delivery that this ledger has parted with. All acks that were not sent are late."""
+        self._add_late(delivery.take(ACKED), reason, delivery)
+        delivery.loss = reason
+        with self.lock:
+            delivery.transition(delivery.begin, delivery.end, ON_LOSS)
 
     def _count_unsent_as_acked(self) -> None:
         self._acked += self.unsent
@@ -293,7 +358,7 @@ class Ledger:
         self, parts: Iterable[DeliveryPart], reason: str, delivery: HeldDelivery | None
     ) -> None:
         for part in parts:
-            place = self._remembered.get(part.delivery) if delivery is None else _place_of(delivery)
+            place = self._settled.get(part.delivery) if delivery is None else _settled_of(delivery)
             if place is None:
                 late = LateWork("", 0, part.begin, part.end, part.delivery, reason)
             elif part.begin < part.end:
@@ -301,7 +366,7 @@ class Ledger:
                     place.topic, place.partition, part.begin, part.end, part.delivery, reason
                 )
             else:  # the broker does not know the delivery any more, and so no offsets
-                late = LateWork(*place, part.delivery, reason)
+                late = LateWork(*place[:4], part.delivery, reason)
             self._late += late.count
             self.late.append(late)
 
@@ -313,11 +378,13 @@ class Ledger:
         if delivery.left or ACKED in delivery.states:
             return
         if self.deliveries.pop(delivery.id, None) is not None:
-            self._remembered[delivery.id] = _place_of(delivery)
-            if len(self._remembered) > _REMEMBERED_MAX:
-                for oldest in list(islice(self._remembered, _REMEMBERED_MAX // 4)):
-                    del self._remembered[oldest]
+            self._settled[delivery.id] = _settled_of(delivery)
+            if len(self._settled) > _REMEMBERED_MAX:
+                for oldest in list(islice(self._settled, _REMEMBERED_MAX // 4)):
+                    del self._settled[oldest]
 
 
-def _place_of(delivery: HeldDelivery) -> _Place:
-    return _Place(delivery.topic, delivery.partition, delivery.begin, delivery.end)
+def _settled_of(delivery: HeldDelivery) -> SettledDelivery:
+    acked = delivery.ranges_in(SENT) if delivery.is_mixed else None
+    place = (delivery.topic, delivery.partition, delivery.begin, delivery.end)
+    return SettledDelivery(*place, acked, delivery.nacks)

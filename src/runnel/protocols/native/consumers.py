@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from runnel.broker.access import Access
-from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
+from runnel.broker.consumer_groups import HeldPart, WorkConsumer, WorkDelivery
 from runnel.errors import ClientFault, ClosedError, LateAckError, LimitExceededError, RunnelError
 from runnel.formats import wire
 from runnel.formats.work_heads import (
@@ -21,16 +21,23 @@ from runnel.formats.work_heads import (
     AckedHead,
     AckUpTo,
     Consume,
+    ConsumePart,
     Consuming,
     DeliveryPart,
+    GiveBack,
+    Held,
+    HeldLease,
     Late,
     Lease,
     Leave,
+    Moving,
     Nack,
     Recall,
     Recalled,
     Renew,
+    Wants,
     Window,
+    WindowShare,
     WorkHead,
 )
 from runnel.protocols.native.answers import consumer_ended_notice, shortened
@@ -39,14 +46,14 @@ from runnel.protocols.native.requests import check_count, check_picked
 
 _NS_PER_MS: Final = 1_000_000
 
-ConsumerRequest: TypeAlias = Window | Nack | Renew | Recalled | Leave
+ConsumerRequest: TypeAlias = Window | WindowShare | Nack | GiveBack | Renew | Recalled | Leave
 AnswerLater: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class _OpeningConsumer(msgspec.Struct):
     """A consumer that the broker is still preparing, and the requests that came for it meanwhile."""
 
-    window: Window | None = None
+    window: Window | WindowShare | None = None
     leave_ids: list[int] = msgspec.field(default_factory=list)
     end: RunnelError | None = None  # the broker ended the consumer before it was open
 
@@ -88,14 +95,18 @@ class Consumers:
             )
         self._by_number[number] = _OpeningConsumer()
 
-    async def open(self, access: Access, request: Consume) -> None:
+    async def open(self, access: Access, request: Consume | ConsumePart) -> None:
         """Open the prepared consumer, and answer the client."""
         number = request.consumer
         opening = self._by_number.get(number)
         if not isinstance(opening, _OpeningConsumer):
             raise _connection_over()  # before this task began
         try:
-            consumer = await access.consume(number, self, request)
+            part = None
+            if isinstance(request, ConsumePart):
+                part = HeldPart(request.holder, self)
+                request = request.to_consume()
+            consumer = await access.consume(number, self, request, part)
         except BaseException:
             self._forget(number, opening)
             raise
@@ -120,7 +131,7 @@ class Consumers:
             return
         self._by_number[number] = consumer
         if opening.window is not None:
-            consumer.resize(opening.window.messages, opening.window.bytes)
+            _resize(consumer, opening.window)
         if self._is_paused:
             consumer.pause()
         consumer.start()  # only now: the client has to know the consumer before its work
@@ -165,7 +176,7 @@ class Consumers:
         if isinstance(request, Leave):
             self._leave(request)
             return
-        if isinstance(request, Window):
+        if isinstance(request, Window | WindowShare):
             self._resize(request)
             return
         consumer = self._open_consumer(request.consumer)
@@ -183,17 +194,21 @@ class Consumers:
                     late = consumer.nack(request.parts, delay_ns=delay_ns, reason=reason)
                     if late:
                         self.late(request.consumer, late)
+            case GiveBack():
+                check_count(request, len(request.parts))
+                if consumer is not None:
+                    consumer.give_back(request.parts)
             case Recalled():
                 check_count(request, len(request.parts))
                 if consumer is not None:
                     consumer.recalled(request.parts)
 
-    def _resize(self, request: Window) -> None:
+    def _resize(self, request: Window | WindowShare) -> None:
         consumer = self._by_number.get(request.consumer)
         if isinstance(consumer, _OpeningConsumer):
             consumer.window = request
         elif consumer is not None:
-            consumer.resize(request.messages, request.bytes)
+            _resize(consumer, request)
 
     def _leave(self, request: Leave) -> None:
         """Close a consumer. A consumer that is already gone is answered with `done` too."""
@@ -272,6 +287,15 @@ class Consumers:
     def late(self, consumer: int, parts: Sequence[DeliveryPart]) -> None:
         say(self._output, Late(consumer, parts))
 
+    def moving(self, consumer: int, epoch: int, deliveries: Sequence[int]) -> None:
+        say(self._output, Moving(consumer, epoch, deliveries))
+
+    def held(self, consumer: int, leases: Sequence[HeldLease]) -> None:
+        say(self._output, Held(consumer, leases))
+
+    def wants(self, consumer: int, *, is_wanting: bool) -> None:
+        say(self._output, Wants(consumer, is_wanting))
+
     def leases_expired(self, consumer: int, deliveries: Sequence[int]) -> None:
         """Nothing to do: the client library watches its leases, and the answer to a late ack is `late`."""
 
@@ -282,6 +306,13 @@ class Consumers:
         elif found is not None:
             del self._by_number[consumer]
             say(self._output, consumer_ended_notice(consumer, error))
+
+
+def _resize(consumer: WorkConsumer, request: Window | WindowShare) -> None:
+    if isinstance(request, Window):
+        consumer.resize(request.messages, request.bytes)
+    else:
+        consumer.resize(request.messages, request.bytes, request.moves)
 
 
 def _too_late(number: int) -> LateAckError:

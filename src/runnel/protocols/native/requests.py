@@ -11,18 +11,20 @@ from runnel.formats.batch import Batch
 from runnel.formats.message import NO_TAGS, Message
 from runnel.formats.work_heads import (
     PICKED_BYTES_MAX,
+    GiveBack,
     Nack,
     Picked,
     Recalled,
     Renew,
     Window,
+    WindowShare,
 )
 
 # Deliveries, parts of deliveries, or dead letters that one frame may name.
 PARTS_MAX: Final = 100_000
 
 
-_WITHOUT_ID: Final = (wire.Credit, wire.AsOf, Window, Nack, Renew, Recalled)
+_WITHOUT_ID: Final = (wire.Credit, wire.AsOf, Window, WindowShare, Nack, GiveBack, Renew, Recalled)
 
 
 def id_of(request: wire.Request) -> int:

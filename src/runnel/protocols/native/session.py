@@ -397,7 +397,15 @@ class Session:
                 answer = self.consumers.ack(request)
                 if answer is not None:
                     self._start(request.id, answer)
-            case work.Nack() | work.Renew() | work.Recalled() | work.Window() | work.Leave():
+            case (
+                work.Nack()
+                | work.GiveBack()
+                | work.Renew()
+                | work.Recalled()
+                | work.Window()
+                | work.WindowShare()
+                | work.Leave()
+            ):
                 self.consumers.handle(request)
             case wire.Send():
                 self._send(request)
@@ -418,7 +426,7 @@ class Session:
                 self._start(
                     request.id, partial(self.subscriptions.begin_shards, self._access, request)
                 )
-            case work.Consume():
+            case work.Consume() | work.ConsumePart():
                 self._check_open()
                 self.consumers.prepare(request.consumer, self._settings.native.consumers_max)
                 self._start(request.id, partial(self.consumers.open, self._access, request))

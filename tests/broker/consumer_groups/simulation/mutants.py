@@ -216,7 +216,7 @@ def recalls_reach_nobody(patch: Patch) -> None:
 
 def groups_acknowledge_into_a_lost_shard(patch: Patch) -> None:
     """They keep its partitions, with leases and all."""
-    patch.setattr(ConsumerGroup, "release", lambda consumer_group, journal: None)
+    patch.setattr(ConsumerGroup, "release", lambda consumer_group, journal, is_planned: None)
     patch.setattr(ShardAckJournal, "end", lambda journal: False)
 
 
@@ -236,7 +236,7 @@ def shards_that_come_back_are_not_covered(patch: Patch) -> None:
 
 def acknowledgements_in_an_ending_term_are_taken(patch: Patch) -> None:
     """While a planned release stores what was acknowledged, groups continue as if nothing had begun."""
-    patch.setattr(WorkSubscriptions, "_drop", lambda subscriptions, journal: None)
+    patch.setattr(WorkSubscriptions, "_drop", lambda subscriptions, journal, is_planned: None)
 
 
 # --- A plan in which a rare mistake shows before long ---

@@ -24,6 +24,7 @@ from runnel.formats.batch import Batch
 from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
+from runnel.group_rules.awaited_holders import AwaitedHolders
 from runnel.group_rules.definition import Definition
 from runnel.group_rules.effects import DeadLetter, Effects, Failure, LeasedDelivery, Want
 from runnel.group_rules.group import Group
@@ -155,11 +156,11 @@ class RecordingConsumerGroup(ConsumerGroup):
         assert isinstance(self.group, RecordingGroup)
         self.group.writer = None
 
-    def release(self, journal: ShardAckJournal) -> None:
+    def release(self, journal: ShardAckJournal, *, is_planned: bool) -> None:
         assert isinstance(self.group, RecordingGroup)
         self.group.is_parting = True
         try:
-            super().release(journal)
+            super().release(journal, is_planned=is_planned)
         finally:
             self.group.is_parting = False
 
@@ -226,10 +227,11 @@ class RecordingGroup(Group):
         failures: Mapping[int, Failure] = {},
         *,
         now_ns: int,
+        awaited: AwaitedHolders | None = None,
     ) -> None:
         if self.writer is not None:
             self.writer.taken_up(key, acked, failures)
-        super().add_partition(key, acked, failures, now_ns=now_ns)
+        super().add_partition(key, acked, failures, now_ns=now_ns, awaited=awaited)
 
     def remove_partition(self, key: TopicPartition) -> Effects:
         if key not in self._partitions:
