@@ -187,7 +187,7 @@ def test_paused_process_that_was_declared_dead_is_fenced_when_it_wakes(path: Pat
 async def declare_dead(path: Path, name: str) -> None:
     database = await ClusterDatabase.open(str(path))
     try:
-        await database.change(lambda connection: forget_follower(connection, name))
+        await database.change(lambda connection: forget_follower(connection, name, 1))
     finally:
         await database.close()
 

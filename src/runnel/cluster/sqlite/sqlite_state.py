@@ -85,7 +85,7 @@ class SqliteState:
                 return
             _put_node(connection, msgspec.structs.replace(found, is_alive=False))
             connection.execute("DELETE FROM load WHERE node = ?", (name,))
-            forget_follower(connection, name)
+            forget_follower(connection, name, incarnation)
 
         await self._change(declare_dead)
 

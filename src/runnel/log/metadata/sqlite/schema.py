@@ -1,7 +1,7 @@
 """The tables of `cluster.sqlite`: what several brokers of one data directory know together.
 
 Metadata. `record` has the current records by kind and name; `change` has the latest changes in their order, for the
-logs that follow; `follower` has these logs, and how far each has come.
+logs that follow; `follower` has these logs, in which life of its node each was opened, and how far it has come.
 
 Ownership. `node`, `owner`, `term` and `load` have the rows of `runnel.cluster.state`. `view` rises with every change of
 a node or an owner, and is the version of the rows that changed.
@@ -23,7 +23,7 @@ CREATE TABLE record (
 ) WITHOUT ROWID;
 CREATE TABLE change (version INTEGER PRIMARY KEY, member TEXT NOT NULL, content BLOB NOT NULL);
 CREATE TABLE follower (
-    member TEXT PRIMARY KEY, life TEXT NOT NULL, followed INTEGER NOT NULL
+    member TEXT PRIMARY KEY, life TEXT NOT NULL, incarnation INTEGER NOT NULL, followed INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE view (id INTEGER PRIMARY KEY CHECK (id = 1), version INTEGER NOT NULL);

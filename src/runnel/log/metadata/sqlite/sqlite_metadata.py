@@ -92,8 +92,10 @@ class SqliteMetadata:
             raise damaged(self._database.path, str(found))
 
     def _register(self, connection: sqlite3.Connection) -> None:
+        # A node joins when its log is open: this is for its next life.
         connection.execute(
-            "INSERT OR REPLACE INTO follower VALUES (?, ?, ?)",
+            "INSERT OR REPLACE INTO follower VALUES "
+            "(?1, ?2, 1 + ifnull((SELECT incarnation FROM node WHERE name = ?1), 0), ?3)",
             (self._member, self._life, _newest(connection)),
         )
 
@@ -284,9 +286,11 @@ class SqliteMetadata:
         self._database.unfollow(self)
 
 
-def forget_follower(connection: sqlite3.Connection, member: str) -> None:
-    """Fence a log: it died, or its node was declared dead. For a change."""
-    connection.execute("DELETE FROM follower WHERE member = ?", (member,))
+def forget_follower(connection: sqlite3.Connection, member: str, incarnation: int) -> None:
+    """Fence the log of a node that was declared dead in this life, unless it was opened again since. For a change."""
+    connection.execute(
+        "DELETE FROM follower WHERE member = ? AND incarnation <= ?", (member, incarnation)
+    )
 
 
 def _end_lives(connection: sqlite3.Connection) -> None:
