@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import pytest
 
@@ -16,8 +14,8 @@ from runnel.config import Keep, LogSettings, Settings, TopicRule
 from runnel.errors import ConnectionLostError, TimeoutExpiredError
 from runnel.formats.message import Message
 from runnel.testing import open_cluster
-from runnel.testing.cluster import EmbeddedCluster
 from tests.client.running import in_both_loops
+from tests.fakes.moving_shards import moving_shards
 
 RULES = (
     TopicRule(match="m/*", keep=Keep.MEMORY, journal="memory"),
@@ -26,34 +24,6 @@ RULES = (
 )
 SETTINGS = Settings(topics=RULES, log=LogSettings(allocate_bytes=0, disk_reserve_bytes=0))
 TOPICS = [f"t/{number}" for number in range(12)]
-
-
-@asynccontextmanager
-async def moving(
-    cluster: EmbeddedCluster, pause_s: float = 0.02
-) -> AsyncIterator[Callable[[], int]]:
-    """Move shards at random until the end. Yields how many have moved so far."""
-    dice = random.Random(1)
-    moves = 0
-
-    async def move() -> None:
-        nonlocal moves
-        while True:
-            served = sorted(
-                shard for node in cluster.nodes if node.is_running for shard in node.shards()
-            )
-            running = [node for node in cluster.nodes if node.is_running]
-            if served and len(running) > 1:
-                await cluster.move(dice.choice(served), dice.choice(running).name)
-                moves += 1
-            await asyncio.sleep(pause_s)
-
-    task = asyncio.ensure_future(move())
-    try:
-        yield lambda: moves
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def read(subscription: Subscription, got: dict[str, list[bytes]], count: int) -> None:
@@ -84,8 +54,8 @@ async def test_readers_get_everything_once_and_in_order_while_shards_move(
         for topic in TOPICS:
             await bus.publish(topic, b"before")
         got: dict[str, list[bytes]] = defaultdict(list)
-        subscription = bus.subscribe(*PATTERNS[how], start=start)
-        async with moving(cluster) as moves, subscription:
+        subscription = bus.subscribe(*PATTERNS[how], start=start)  # type: ignore[arg-type]
+        async with moving_shards(cluster) as moves, subscription:
             before = len(TOPICS) if start == "earliest" else 0
             reading = asyncio.ensure_future(read(subscription, got, rounds * len(TOPICS) + before))
             for number in range(rounds):
@@ -103,7 +73,7 @@ async def test_readers_get_everything_once_and_in_order_while_shards_move(
 async def test_publishers_keep_their_order_while_shards_move(name: str | None) -> None:
     rounds = 150
     async with open_cluster(3, SETTINGS) as cluster, cluster.connect() as bus:
-        async with moving(cluster) as moves:
+        async with moving_shards(cluster) as moves:
             async with bus.publisher(name=name, batch_messages_max=7) as publisher:
                 for number in range(rounds):
                     for topic in TOPICS:
@@ -120,7 +90,7 @@ async def test_publishers_keep_their_order_while_shards_move(name: str | None) -
 async def test_keys_of_a_topic_with_partitions_keep_their_order() -> None:
     async with open_cluster(3, SETTINGS) as cluster, cluster.connect() as bus:
         by_key: dict[bytes | None, list[bytes]] = defaultdict(list)
-        async with bus.subscribe("p/*") as subscription, moving(cluster):
+        async with bus.subscribe("p/*") as subscription, moving_shards(cluster):
             async with bus.publisher("p/x", name="p") as publisher:
                 for number in range(400):
                     publisher.send(b"%d" % number, key=b"%d" % (number % 9))
@@ -233,7 +203,10 @@ async def test_last_values_of_all_nodes_come_once(how: str) -> None:
         for number in range(3):
             for topic in TOPICS:
                 await bus.publish(topic, b"%d" % number)
-        async with moving(cluster), bus.subscribe(*PATTERNS[how], start="last") as subscription:
+        async with (
+            moving_shards(cluster),
+            bus.subscribe(*PATTERNS[how], start="last") as subscription,
+        ):
             got: dict[str, list[bytes]] = defaultdict(list)
             await read(subscription, got, len(TOPICS))
             assert got == {topic: [b"2"] for topic in TOPICS}

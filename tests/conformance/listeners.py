@@ -20,9 +20,10 @@ from runnel.config import GrpcSettings, HttpSettings, Settings
 from runnel.embedded import MEMORY
 from runnel.protocols.grpc.listener import GrpcListener
 from runnel.protocols.http.listener import HttpListener
-from runnel.testing import VirtualClock
+from runnel.testing import VirtualClock, open_cluster
 from tests.conformance.clients.grpc_bus import connect_grpc
 from tests.conformance.clients.http_bus import connect_http
+from tests.fakes.moving_shards import moving_shards
 
 # Opens a client that is closed at the end of the `async with`.
 Connect = Callable[[], AbstractAsyncContextManager[Bus]]
@@ -52,9 +53,13 @@ class ListenerSetup:
     open: Open
     is_on_disk: bool
     cannot: frozenset[Ability] = frozenset()
+    suites: frozenset[str] | None = None  # the modules that it is there for; None: all
 
     def can(self, needs: frozenset[Ability]) -> bool:
         return not needs & self.cannot
+
+    def is_for(self, module: str) -> bool:
+        return self.suites is None or module.rpartition(".")[2] in self.suites
 
     def data(self, directory: str) -> str:
         """The data directory of its broker: this directory of the test, or memory."""
@@ -94,6 +99,16 @@ async def _over_grpc(settings: Settings, clock: VirtualClock) -> AsyncIterator[C
 
 
 @asynccontextmanager
+async def _over_moving_nodes(settings: Settings, clock: VirtualClock) -> AsyncIterator[Connect]:
+    async with (
+        open_cluster(3, settings, clock=clock) as cluster,
+        moving_shards(cluster, pause_s=_BETWEEN_MOVES_S),
+    ):
+        addresses = ",".join(node.url.removeprefix("runnel://") for node in cluster.nodes)
+        yield lambda: runnel.connect(f"runnel://{addresses}")
+
+
+@asynccontextmanager
 async def _closing(listener: HttpListener | GrpcListener) -> AsyncIterator[None]:
     try:
         yield
@@ -104,6 +119,21 @@ async def _closing(listener: HttpListener | GrpcListener) -> AsyncIterator[None]
 _ANYWHERE: Final = "127.0.0.1:0"
 # Tests let days pass within a moment. No connection may be idle for that long.
 _NEVER_NS: Final = 10_000 * 86_400 * 1_000_000_000
+
+_BETWEEN_MOVES_S: Final = 0.1
+
+# What the client does with several nodes by itself.
+_BY_PARTS: Final = frozenset(
+    {
+        "test_fetching",
+        "test_live_transition",
+        "test_named_publishers",
+        "test_publishing",
+        "test_shards",
+        "test_slow_readers",
+        "test_subscribing",
+    }
+)
 
 _FORGETS = frozenset({Ability.RESTART, Ability.STORED})
 # A REST request is about one topic and single messages. TCP decides how far a stream runs ahead of its reader. A
@@ -127,6 +157,13 @@ LISTENERS = (
     ListenerSetup("in process, in memory", _in_process, is_on_disk=False, cannot=_FORGETS),
     ListenerSetup("in process, on disk", _in_process, is_on_disk=True),
     ListenerSetup("tcp, on disk", _over_tcp, is_on_disk=True),
+    ListenerSetup(
+        "three nodes whose shards move",
+        _over_moving_nodes,
+        is_on_disk=True,
+        cannot=frozenset({Ability.RESTART}),
+        suites=_BY_PARTS,
+    ),
     ListenerSetup("http, on disk", _over_http, is_on_disk=True, cannot=_NOT_OVER_HTTP),
     ListenerSetup("grpc, on disk", _over_grpc, is_on_disk=True, cannot=_NOT_OVER_GRPC),
 )

@@ -126,9 +126,11 @@ def verb(
     broker: BrokerSettings | None = None,
 ) -> Callable[[Verb], Callable[[ListenerSetup], None]]:
     """Make a test of a coroutine that takes a `Stage`."""
-    listeners = [listener for listener in LISTENERS if listener.can(frozenset(needs))]
+    able = [listener for listener in LISTENERS if listener.can(frozenset(needs))]
 
     def decorate(run: Verb) -> Callable[[ListenerSetup], None]:
+        listeners = [listener for listener in able if listener.is_for(run.__module__)]
+
         @pytest.mark.parametrize("listener", listeners, ids=lambda listener: listener.name)
         def test(listener: ListenerSetup) -> None:
             with tempfile.TemporaryDirectory(prefix="runnel-test-") as directory:

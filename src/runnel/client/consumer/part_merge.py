@@ -110,7 +110,9 @@ class PartMerge:
         self._parts[part] = _Part(node)
         if self._start.kind not in _WITH_LAST or self.has_begun:
             self._live_last.add(node)
-        return wire.Start("latest" if node in self._live_last else "last")
+        # Of the start a node uses only whether it wants last values. It checks the rest.
+        is_over = self.has_begun or (self._start.kind in _WITH_LAST and node in self._live_last)
+        return wire.Start("latest") if is_over else self._start
 
     def answered(self, elsewhere: Iterable[wire.Owner]) -> None:
         """The node has accepted the part, and names the shards that it does not serve. Those that it serves follow."""
