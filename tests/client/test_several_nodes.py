@@ -54,7 +54,7 @@ async def test_readers_get_everything_once_and_in_order_while_shards_move(
         for topic in TOPICS:
             await bus.publish(topic, b"before")
         got: dict[str, list[bytes]] = defaultdict(list)
-        subscription = bus.subscribe(*PATTERNS[how], start=start)  # type: ignore[arg-type]
+        subscription = bus.subscribe(*PATTERNS[how], start=start)
         async with moving_shards(cluster) as moves, subscription:
             before = len(TOPICS) if start == "earliest" else 0
             reading = asyncio.ensure_future(read(subscription, got, rounds * len(TOPICS) + before))

@@ -41,6 +41,7 @@ class Ability(enum.Enum):
     OFFSETS = "a live subscription begins at offsets"
     TOLD = "a consumer hears at once that the broker has ended it"
     GREETING = "a client is told of the broker when it connects"
+    ALONE = "one broker has everything, and few shards"
     NATIVE = "the client is the one that comes with Runnel"
 
 
@@ -102,7 +103,7 @@ async def _over_grpc(settings: Settings, clock: VirtualClock) -> AsyncIterator[C
 async def _over_moving_nodes(settings: Settings, clock: VirtualClock) -> AsyncIterator[Connect]:
     async with (
         open_cluster(3, settings, clock=clock) as cluster,
-        moving_shards(cluster, pause_s=_BETWEEN_MOVES_S),
+        moving_shards(cluster, pause_s=_BETWEEN_MOVES_S, is_disk_only=True),
     ):
         addresses = ",".join(node.url.removeprefix("runnel://") for node in cluster.nodes)
         yield lambda: runnel.connect(f"runnel://{addresses}")
@@ -161,7 +162,7 @@ LISTENERS = (
         "three nodes whose shards move",
         _over_moving_nodes,
         is_on_disk=True,
-        cannot=frozenset({Ability.RESTART}),
+        cannot=frozenset({Ability.RESTART, Ability.ALONE}),
         suites=_BY_PARTS,
     ),
     ListenerSetup("http, on disk", _over_http, is_on_disk=True, cannot=_NOT_OVER_HTTP),

@@ -197,7 +197,7 @@ async def test_compressed_batches_are_read_like_others(stage: Stage) -> None:
 # --- Batches ---
 
 
-@verb(needs=[Ability.BATCHES])
+@verb(needs=[Ability.BATCHES, Ability.ALONE])
 async def test_batch_is_answered_run_by_run(stage: Stage) -> None:
     await stage.publish("b", b"0")
     runs = [Message("a", b"1"), Message("a", b"2"), Message("b", b"3"), Message("a", b"4")]

@@ -24,7 +24,7 @@ async def read_all(stage: Stage, pattern: str, entry: int = 1, end_entry: int = 
     return payloads
 
 
-@verb(needs=[Ability.SHARDS])
+@verb(needs=[Ability.SHARDS, Ability.ALONE])
 async def test_entries_come_in_the_order_in_which_they_were_stored(stage: Stage) -> None:
     for number in range(12):
         await stage.publish("abc"[number % 3], b"%d" % number)
@@ -45,7 +45,7 @@ async def test_shards_tell_where_a_time_begins(stage: Stage) -> None:
     assert await stage.bus.shards("nobody/*") == []
 
 
-@verb(needs=[Ability.SHARDS])
+@verb(needs=[Ability.SHARDS, Ability.ALONE])
 async def test_shards_and_entries_that_are_not_there(stage: Stage) -> None:
     await stage.publish("a", b"1")
     with pytest.raises(UnknownTopicError, match="nowhere/0"):

@@ -84,7 +84,7 @@ async def test_slow_reader_does_not_slow_another(stage: Stage) -> None:
         assert await take_payloads(slow, 50) == [numbered(number) for number in range(50)]
 
 
-@verb(needs=[Ability.CREDIT])
+@verb(needs=[Ability.CREDIT, Ability.ALONE])
 async def test_slow_reader_is_seen_in_the_statistics(stage: Stage) -> None:
     async with stage.bus.subscribe("a", buffer_bytes=1) as slow:
         for number in range(10):

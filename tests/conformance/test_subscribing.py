@@ -92,7 +92,7 @@ async def test_offsets_of_several_topics_and_partitions(stage: Stage) -> None:
         await nothing_more(stage, subscription)
 
 
-@verb(SMALL)
+@verb(SMALL, needs=[Ability.ALONE])
 async def test_time_begins_with_what_was_received_then_or_later(stage: Stage) -> None:
     for number in range(10):
         await stage.publish("ab"[number % 2], b"%d" % number)
@@ -174,7 +174,7 @@ async def test_topic_made_later_is_read_from_its_first_message_whatever_the_star
         assert await take_payloads(subscription, 1) == [b"1"]
 
 
-@verb()
+@verb(needs=[Ability.ALONE])
 async def test_history_of_several_topics_comes_in_the_order_in_which_it_was_stored(
     stage: Stage,
 ) -> None:
@@ -184,7 +184,7 @@ async def test_history_of_several_topics_comes_in_the_order_in_which_it_was_stor
         assert await take_payloads(subscription, 30) == [b"%d" % number for number in range(30)]
 
 
-@verb(needs=[Ability.BATCHES])
+@verb(needs=[Ability.BATCHES, Ability.ALONE])
 async def test_only_wanted_runs_of_a_batch_come(stage: Stage) -> None:
     mixed = [Message(topic, topic.encode()) for topic in ("a/1", "b", "a/2", "c", "a/1")]
     async with stage.bus.subscribe("a/*") as subscription:

@@ -532,6 +532,9 @@ class Broker:
         self.metrics.counters.topics_removed += 1
         self.events.emit(EventKind.TOPIC_DELETED, name)
 
+    def on_term_taken(self, producer: str, term: int) -> None:
+        self._terms.taken(producer, term)
+
     def on_subscription_changed(self, name: str) -> None:
         if not self._has_begun:
             return
@@ -601,7 +604,10 @@ class Broker:
     async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:
         """Read stored messages of a shard, in the order in which they were stored."""
         self._check_open()
-        fetched = await self._shard_fetcher.fetch(request)
+        try:
+            fetched = await self._shard_fetcher.fetch(request)
+        except MovedError as error:
+            raise self._stores.shard_moved(error, request.shard) from None
         counters, size = self.metrics.counters, sum(map(len, fetched.blocks))
         counters.fetches += 1
         counters.messages_out += fetched.messages

@@ -197,6 +197,12 @@ class Stores:
                 owners += len(routes[-1].owners)
         return MovedError(str(error), routes)
 
+    def shard_moved(self, error: MovedError, shard: ShardId) -> MovedError:
+        """The error of a log for a request about a shard: its route has no topic."""
+        if error.routes or self.node is None:
+            return error
+        return MovedError(str(error), [Route("", "", [self._owner_elsewhere(shard)])])
+
     async def take_term(self, producer: str) -> int:
         """A term for a named publisher, higher than all that any store knows. `main` records it."""
         known = await self._memory.metadata.take_term(producer)

@@ -406,6 +406,9 @@ class Bus(TopicVerbs, WorkVerbs, ClusterRequests):
             lambda number: wire.Shards(number, patterns, time_ns),
             "asking for shards",
         )
+        self._router.learn_shards(
+            (each.journal, each.shard, each.address) for each in answer.shards
+        )
         return list(answer.shards)
 
     async def fetch_shard(
@@ -430,8 +433,10 @@ class Bus(TopicVerbs, WorkVerbs, ClusterRequests):
             check_natural(name, value)
         chosen = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         check_patterns(chosen)
-        answer, tail = await self._ask(
+        answer, tail = await self._ask_shard(
             wire.ShardFetched,
+            journal,
+            shard,
             lambda number: wire.FetchShard(
                 number, journal, shard, entry, end_entry, chosen, epoch, bytes_max
             ),

@@ -43,10 +43,7 @@ class BusRequests:
         *,
         is_repeatable: bool = True,
     ) -> tuple[_Wanted, memoryview]:
-        try:
-            wire.check_request(make(1))  # else the broker ends the connection at each attempt
-        except MalformedError as error:
-            raise ClientFault(f"{what}: an argument is of the wrong type: {error}") from None
+        _check_request(make, what)
         deadline, moves = self._deadline(), 0
         while True:
             try:
@@ -62,5 +59,27 @@ class BusRequests:
                     raise
                 await sleep(self._timers, pause_s)
 
+    async def _ask_shard(
+        self,
+        kind: type[_Wanted],
+        journal: str,
+        shard: int,
+        make: Callable[[int], wire.Head],
+        what: str,
+    ) -> tuple[_Wanted, memoryview]:
+        """Ask the owner of a shard."""
+        _check_request(make, what)
+        return await self._router.ask_shard(
+            kind, journal, shard, make, deadline=self._deadline(), what=what
+        )
+
     async def _do(self, make: Callable[[int], wire.Head], what: str) -> None:
         await self._ask(wire.Done, make, what, is_repeatable=False)
+
+
+def _check_request(make: Callable[[int], wire.Head], what: str) -> None:
+    """Refuse arguments of a wrong type: the broker would end the connection at each attempt."""
+    try:
+        wire.check_request(make(1))
+    except MalformedError as error:
+        raise ClientFault(f"{what}: an argument is of the wrong type: {error}") from None

@@ -132,6 +132,9 @@ class LogListener(Protocol):
     def on_topic_deleted(self, name: str) -> None:
         """A topic was deleted."""
 
+    def on_term_taken(self, producer: str, term: int) -> None:
+        """Another broker has given a named publisher this term: earlier ones may not publish any more."""
+
     def on_subscription_changed(self, name: str) -> None:
         """Another log that shares the metadata has set or removed this subscription's definition."""
 
@@ -164,6 +167,9 @@ class NullListener:
         """Do nothing."""
 
     def on_topic_deleted(self, name: str) -> None:
+        """Do nothing."""
+
+    def on_term_taken(self, producer: str, term: int) -> None:
         """Do nothing."""
 
     def on_subscription_changed(self, name: str) -> None:

@@ -112,7 +112,7 @@ class Link:
         self._problem: Exception | None = None
         self._failure: RunnelError | None = None  # final: trying again cannot help
         self._keeper: asyncio.Task[None] | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in their order, which publishes keep
 
     def __repr__(self) -> str:
         return f"<Link {self.state}>"
@@ -360,11 +360,11 @@ class Link:
             if not is_patient and self._problem is not None:
                 raise UnreachableError(self.state)
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(waiter)
+            self._waiting[waiter] = None
             try:
                 await deadline.wait(waiter, lambda: self.expired(what, deadline, refusal))
             finally:
-                self._waiting.discard(waiter)
+                self._waiting.pop(waiter, None)
 
     def expired(
         self, what: str, deadline: Deadline, refusal: RunnelError | None = None

@@ -44,6 +44,7 @@ class Router:
         self.hinted: Final[set[str]] = set()  # patterns that `warn_of_habits` has checked
         self.nodes: Sequence[wire.NodeState] = ()
         """The living nodes, with complete addresses. Empty for a broker that is alone, and until they are known."""
+        self._shard_owners: dict[tuple[str, int], str] = {}
         self._nodes_version = 0
         self._watchers: dict[Callable[[], object], None] = {}
         self._link_to = link_to
@@ -168,10 +169,24 @@ class Router:
             if not isinstance(route, wire.Route) or not route.owners:
                 raise MalformedError("route", f"{route!r:.200} names no owner")
             known = self._with_addresses(route, by or self.home) if is_several else route
+            if not route.topic:  # it is about a shard, not about a topic
+                self.learn_shards(
+                    [(each.journal, each.shard, each.address) for each in known.owners]
+                )
+                continue
             self.routes.pop(route.topic, None)  # so that the newest are last
             self.routes[route.topic] = known
         for topic in list(islice(self.routes, max(0, len(self.routes) - ROUTES_MAX))):
             del self.routes[topic]
+
+    def learn_shards(self, owners: Iterable[tuple[str, int, str]]) -> None:
+        """Replace known owners of shards: journal, number, address."""
+        for journal, shard, address in owners:
+            self._shard_owners.pop((journal, shard), None)
+            self._shard_owners[journal, shard] = self._complete(address, self.home)
+        known = self._shard_owners
+        for key in list(islice(known, max(0, len(known) - ROUTES_MAX))):
+            del known[key]
 
     def _with_addresses(self, route: wire.Route, by: Link) -> wire.Route:
         owners = [
@@ -273,6 +288,39 @@ class Router:
             if moves:
                 await sleep(self._timers, pause_s)
             moves += 1
+
+    async def ask_shard(
+        self,
+        kind: type[_Wanted],
+        journal: str,
+        shard: int,
+        make: Callable[[int], wire.Head],
+        *,
+        deadline: Deadline,
+        what: str,
+    ) -> tuple[_Wanted, memoryview]:
+        """Ask the node that owns the shard, as far as is known, for what may be repeated."""
+        attempt = 0
+        while True:
+            link = self.link(self._shard_owners.get((journal, shard), ""))
+            try:
+                return await link.ask(
+                    kind, make, deadline=deadline, what=what, is_patient=link is self.home
+                )
+            except MovedError as error:
+                self.learn(error.routes, link)
+                attempt += 1
+                pause_s = backoff_s(attempt)
+                if pause_s >= deadline.left_s:
+                    raise
+            except UnreachableError:
+                self._shard_owners.pop((journal, shard), None)
+                attempt += 1
+                pause_s = backoff_s(attempt)
+                if pause_s >= deadline.left_s:
+                    raise link.expired(what, deadline) from None
+            if attempt > 1 or link is self.link(self._shard_owners.get((journal, shard), "")):
+                await sleep(self._timers, pause_s)
 
     def link_of(self, topic: str, partition: int) -> Link:
         """The link to the node that owns the partition, as far as is known."""

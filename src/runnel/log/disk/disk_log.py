@@ -64,6 +64,7 @@ from runnel.log.metadata.records import (
     Opened,
     SubscriptionRemoved,
     SubscriptionSet,
+    TermTaken,
     TopicDeleted,
     TopicMade,
 )
@@ -321,6 +322,9 @@ class DiskLog:
                 case SubscriptionSet(name) | SubscriptionRemoved(name):
                     self._state.apply(record)
                     self._listener.on_subscription_changed(name)
+                case TermTaken(producer, term):
+                    self._state.apply(record)
+                    self._listener.on_term_taken(producer, term)
                 case _:
                     self._state.apply(record)
 
