@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -96,6 +97,11 @@ async def fill_disk(database: ClusterDatabase, *, is_full: bool) -> None:
     await database.read(limit)
 
 
+def log_bytes(place: Place) -> int:
+    """The size of SQLite's log beside the file."""
+    return Path(f"{place.path}-wal").stat().st_size
+
+
 def contents(names: Iterable[str]) -> list[SubscriptionSet]:
     return [SubscriptionSet(name, bytes(3000)) for name in names]
 
@@ -107,7 +113,7 @@ async def test_full_disk_fails_what_was_added_and_nothing_else(place: Place) -> 
     second = await place.member("second", seen)
     await fill_disk(first._database, is_full=True)
     applied: list[str] = []
-    with pytest.raises(DiskFullError, match=r"no room to record it in .*cluster\.sqlite"):
+    with pytest.raises(DiskFullError, match=r"no room to record it in .*cluster\.sqlite: "):
         await first.add(*contents("abcdefgh"), apply=lambda: applied.append("never"))
     await second.add(*contents("i"))  # another process has more room
     await fill_disk(first._database, is_full=False)
@@ -115,6 +121,21 @@ async def test_full_disk_fails_what_was_added_and_nothing_else(place: Place) -> 
     await until(lambda: len(seen) == 1)  # its own are applied by whoever adds them
     assert [each.name for each in seen if isinstance(each, SubscriptionSet)] == ["j"]
     assert applied == []
+
+
+@scenario
+async def test_limit_of_a_file_s_size_is_a_full_disk_too(place: Place) -> None:
+    metadata = await place.member("first")
+    await metadata.add(*contents("a"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (log_bytes(place) + 4096, hard))
+        with pytest.raises(DiskFullError):
+            await metadata.add(*contents("bcdefghi"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    await metadata.add(*contents("j"))
+    assert await place.value("SELECT group_concat(name) FROM record") == "a,j"
 
 
 @scenario

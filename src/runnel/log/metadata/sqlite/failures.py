@@ -18,6 +18,15 @@ _PRIMARY: Final = 0xFF  # an extended code has its primary code in the lowest by
 _BUSY: Final = frozenset((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
 _DAMAGED: Final = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT))
 
+# Quotas and limits of a file's size; the shared memory beside the file may not grow either.
+_NOT_WRITTEN: Final = frozenset(
+    (
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+    )
+)
+
 REMEDY: Final = (
     "restore a backup; or stop every broker of this directory and move the file away, together with those beside it "
     "that end in -wal and -shm: the next start finds the topics again in their shards, and cursors, durable "
@@ -40,8 +49,8 @@ def failure(error: sqlite3.Error, path: str) -> RunnelError:
     code = _code(error)
     if code in _DAMAGED:
         return damaged(path, str(error))
-    if code == sqlite3.SQLITE_FULL:
-        return DiskFullError(f"no room to record it in {path}")
+    if code == sqlite3.SQLITE_FULL or getattr(error, "sqlite_errorcode", None) in _NOT_WRITTEN:
+        return DiskFullError(f"no room to record it in {path}: {error}")
     if code in _BUSY:
         return Unavailable(f"another process keeps {path} locked; try again")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
