@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from runnel.config import Keep, LogSettings, Settings, TopicRule
+from runnel.config import BrokerSettings, Keep, LogSettings, Settings, TopicRule
 from runnel.log.log import ShardId
 from runnel.testing import open_cluster
 from runnel.testing.cluster import EmbeddedCluster
@@ -159,3 +160,71 @@ async def test_routes_of_all_nodes_name_the_owner() -> None:
             assert {route.address for route in routes} == {owner.url.removeprefix("runnel://")}
             assert len({route.epoch for route in routes}) == 1
             assert ShardId(routes[0].journal, routes[0].shard) == cluster.shard_of(topic)
+
+
+# --- What a node says about itself ---
+
+
+@scenario
+async def test_each_node_publishes_its_own_reports_and_a_reader_gets_all() -> None:
+    async with open_cluster(3, SETTINGS) as cluster, cluster.connect() as bus:
+        nodes = set()
+        async with bus.subscribe("!system/metrics/broker") as subscription:
+            async for message in subscription:
+                nodes.add(json.loads(message.payload)["node"])
+                if len(nodes) == 3:
+                    break
+
+
+@scenario
+async def test_moves_are_events_with_their_reason() -> None:
+    async with open_cluster(2, SETTINGS) as cluster, cluster.connect() as bus:
+        await publish_all(cluster, b"1")
+        shard = cluster.nodes[0].shards()[0]
+        events: dict[str, dict[str, Any]] = {}
+        async with bus.subscribe("!system/events") as subscription:
+            await cluster.move(shard, "node-2")
+            async for message in subscription:
+                event = json.loads(message.payload)
+                if event["subject"] == str(shard):
+                    events[event["kind"]] = event
+                if {"shard_given_up", "shard_taken"} <= events.keys():
+                    break
+        assert events["shard_given_up"]["node"] == "node-1"
+        assert events["shard_given_up"]["reason"] == "node-2 should have it: a test"
+        assert events["shard_taken"]["node"] == "node-2"
+        assert events["shard_taken"]["epoch"] > 1
+
+
+@scenario
+async def test_reports_that_are_kept_go_to_a_partition_of_their_node() -> None:
+    rule = TopicRule(match="!system/events", journal="reports", partitions=32)
+    settings = Settings(topics=(rule,), log=SETTINGS.log)
+    async with open_cluster(2, settings) as cluster:
+        await publish_all(cluster, b"1")
+        await cluster.settled()
+        shard = cluster.nodes[0].shards()[0]
+        await cluster.move(shard, "node-2")
+        await cluster.move(shard, "node-1")
+        found = set()
+        async with cluster.connect() as bus:
+            for partition in range(32):
+                page = await bus.fetch("!system/events", partition=partition)
+                found |= {json.loads(message.payload)["node"] for message in page.messages}
+        assert found == {"node-1", "node-2"}
+
+
+@scenario
+async def test_loads_are_measured_and_shards_follow_them() -> None:
+    fast = BrokerSettings(metrics_interval_ns=50_000_000)
+    settings = Settings(topics=RULES, log=SETTINGS.log, broker=fast)
+    async with open_cluster(2, settings) as cluster:
+        await publish_all(cluster, b"x" * 10_000)
+        state = cluster.observer
+        await cluster.until(lambda: all(node.node.load()[1] for node in cluster.nodes))
+        for node in cluster.nodes:
+            await node.node.round()
+        loads = {load.node: load.bytes_per_s for load in await state.loads()}
+        for node in cluster.nodes:
+            assert loads[node.name].keys() <= set(map(str, node.shards()))
+            assert sum(loads[node.name].values()) > 0

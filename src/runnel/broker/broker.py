@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.broker.cluster_verbs import ClusterVerbs
 from runnel.broker.connections import Connections
@@ -187,6 +189,7 @@ class Broker:
         room = None if directory is None else lambda: DiskRoom.of(disk, directory)
         broker._begin(stores, room)
         if node is not None:
+            broker.events.node = broker.audit.node = node.name
             stores.loads = ShardLoads(stores.shards_of, node.serves, broker._reporter.loop_lag_ms)
             broker.metrics.traffic.on_ended = stores.loads.take
             stores.use(stores.used_shards())
@@ -703,6 +706,9 @@ class Broker:
     def _publish_own(self, message: Message) -> None:
         """Publish a message of the broker itself, without waiting for it."""
         if self._is_open:
+            if self._stores.node is not None:
+                partition = self._stores.partition_here(message.topic)
+                message = msgspec.structs.replace(message, partition=partition)
             self._publish_now(Batch.from_messages([message]), Level.NONE)
 
     def _store_own(self, batch: Batch, level: Level) -> asyncio.Future[Published]:

@@ -258,6 +258,14 @@ class Stores:
             return False
         return any(node.is_coming(shard) for shard in self._shards_at(topic, partition))
 
+    def partition_here(self, topic: str) -> int:
+        """A partition of the topic that is served here; 0 if none is, or if it is not kept."""
+        log, node = self.log_for(topic), self.node
+        if log is None or node is None:
+            return 0
+        shards = self.shards_of(topic)
+        return next((number for number, shard in enumerate(shards) if node.serves(shard)), 0)
+
     async def wait_here(self, topics: Iterable[str], partition: int | None = None) -> bool:
         """Wait for those shards of these topics that this node will serve in a moment. Returns whether there were any.
 

@@ -359,9 +359,13 @@ class ClusterNode:
             except Unavailable as error:  # the next round tries again
                 logger.warning("loads could not be shared", error=str(error))
 
+    def load(self) -> tuple[float, Mapping[ShardId, float]]:
+        """See `ShardHost.load`."""
+        return self._host.load()
+
     async def round(self) -> None:
         """Report this node's load. The node that plans also looks at everybody's, and at wishes that stay open."""
-        lag_ms, by_shard = self._host.load()
+        lag_ms, by_shard = self.load()
         bytes_per_s = {str(shard): load for shard, load in by_shard.items()}
         await self.state.report_load(NodeLoad(self.name, lag_ms, bytes_per_s, os.getpid()))
         view = self.state.view()

@@ -306,7 +306,8 @@ class Ownership:
         row = self._view.owners.get(shard)
         wanted = "" if row is None else row.wanted
         if wanted and wanted != self._name and wanted in self._alive:
-            return f"{wanted} should have it"
+            reason = f": {row.reason}" if row is not None and row.reason else ""
+            return f"{wanted} should have it{reason}"
         if self.is_draining and wanted != self._name and self._name not in eligible(self._view):
             return "the node drains"
         return ""

@@ -89,6 +89,8 @@ class Audit:
     """Writes the audit trail."""
 
     def __init__(self, clock: Clock, publish: Publish) -> None:
+        self.node = ""
+        """The name of this node, if there are several: it stands in each record."""
         self._clock = clock
         self._publish = publish
         self._denials: dict[str, _Denials] = {}
@@ -146,6 +148,8 @@ class Audit:
         level = logging.WARNING if kind is AuditKind.DENIED else logging.INFO
         logger.log(level, _LINES[kind], kind=kind.value, **fields)
         document = {"kind": kind.value, "time_ns": self._clock.time_ns(), **fields}
+        if self.node:
+            document["node"] = self.node
         try:
             self._publish(AUDIT_TOPIC, msgspec.json.encode(document), {"kind": kind.value})
         except RunnelError as error:

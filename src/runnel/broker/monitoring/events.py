@@ -135,6 +135,8 @@ class Events:
     def __init__(self, clock: Clock, publish: Publish | None = None) -> None:
         self._clock = clock
         self._publish = publish
+        self.node = ""
+        """The name of this node, if there are several: it stands in each event."""
         self._windows: dict[EventKind, _Window] = {}
         self.on_flush: Final[list[Callable[[], None]]] = []
         self.counts: Final[dict[EventKind, int]] = dict.fromkeys(
@@ -193,6 +195,8 @@ class Events:
         if self._publish is None:
             return
         document = {"kind": kind.value, "time_ns": self._clock.time_ns(), **fields}
+        if self.node:
+            document["node"] = self.node
         try:
             self._publish(EVENTS_TOPIC, msgspec.json.encode(document), {"kind": kind.value})
         except RunnelError as error:
