@@ -121,7 +121,7 @@ _ANYWHERE: Final = "127.0.0.1:0"
 # Tests let days pass within a moment. No connection may be idle for that long.
 _NEVER_NS: Final = 10_000 * 86_400 * 1_000_000_000
 
-_BETWEEN_MOVES_S: Final = 0.1
+_BETWEEN_MOVES_S: Final = 0.02
 
 # What the client does with several nodes by itself.
 _BY_PARTS: Final = frozenset(
