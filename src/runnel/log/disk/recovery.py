@@ -92,6 +92,7 @@ class Recovery:
         self.torn: list[Damage] = []
         self.damage: list[Damage] = []
         self._known_damage: list[Damage] = []  # from earlier starts
+        self._has_restored_topics = False
 
     # --- Reading: blocking, for a worker ---
 
@@ -138,6 +139,7 @@ class Recovery:
             if self.are_topics_incomplete:
                 for key, generation in each.recorded.generations.items():
                     self._topics.found_generation(key[0], generation)
+        self._has_restored_topics = False
         partitions = self._partitions_by_shard([each.id for each in found])
         news: dict[DiskShard, list[ShardRecord]] = {}
         shards: list[DiskShard] = []
@@ -149,8 +151,9 @@ class Recovery:
         for each, shard in zip(found, shards, strict=True):
             if each.is_incomplete or self.are_topics_incomplete:
                 await self._reconcile(each, shard)
+        if self._has_restored_topics:
+            partitions = self._partitions_by_shard([each.id for each in found])
         broken = [shard for shard in shards if self._losses.is_broken(shard.id)]
-        partitions = self._partitions_by_shard([each.id for each in found])
         for shard in broken:
             ends = {
                 part.key: PartitionEnds(part.floor, part.next_offset)
@@ -226,6 +229,7 @@ class Recovery:
         return partition
 
     def _restore_topic(self, shard: ShardId, key: TopicPartition) -> Partition:
+        self._has_restored_topics = True
         topic, number = key
         rules = self._policies.for_topic(topic)
         fixed = FixedPolicy(
@@ -307,6 +311,8 @@ def _begin_generations(
     """
     begun: list[PartitionAt] = []
     for topic, part in partitions:
+        if topic.generation == 1:  # almost all
+            continue
         if found.recorded.generations.get(part.key, 1) < topic.generation:
             if not found.is_lost:
                 part.floor = max(part.floor, part.next_offset)
