@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker
+from runnel.broker.monitoring.events import EventKind
 from runnel.cluster import ClusterNode
 from runnel.cluster.sqlite import SqliteState
 from runnel.config import IN_MEMORY, Settings
@@ -77,6 +78,10 @@ class ChildParts:
     """Where it listens for gRPC beside the other processes; None: no gRPC listener."""
     warns: bool
     """Whether it logs what is wrong with the settings: one of the processes does, once."""
+    restarts: int
+    """How often this process was started again since its parent began."""
+    former_end: str
+    """How the process before this one ended; "": in good order, or there was none."""
 
     @property
     def own_address(self) -> str:
@@ -215,8 +220,10 @@ async def open_server(settings: Settings, child: ChildParts | None = None) -> As
             await start_listener(name, open_listener)
         if child is not None and node is not None:
             await node.start(child.own_address)
+            if child.former_end:
+                broker.events.emit(EventKind.NODE_RESTARTED, node.name, end=child.former_end)
         server = Server(settings, broker, authenticator, listeners, node)
-        _register_gauges(server, authenticator)
+        _register_gauges(server, authenticator, restarts=0 if child is None else child.restarts)
         heap_worker = ThreadWorkers(1, name="runnel-heap")
         opened.callback(heap_worker.close)
         for watch in (
@@ -283,11 +290,16 @@ def _warn_of_readers(directory: Path) -> None:
         )
 
 
-def _register_gauges(server: Server, authenticator: Authenticator) -> None:
+def _register_gauges(server: Server, authenticator: Authenticator, *, restarts: int) -> None:
     """Register gauges that need the whole server: connections, tokens, limits of each listener."""
     metrics, settings = server.broker.metrics, server.settings
     metrics.add_gauge(
         "connections", "Connections of all listeners.", lambda: server.connection_count
+    )
+    metrics.add_counter(
+        "restarts",
+        "Times that this process was started again since its parent began.",
+        lambda: restarts,
     )
     metrics.add_gauge("tokens", "Tokens in the file of tokens.", lambda: authenticator.token_count)
     metrics.add_counter(

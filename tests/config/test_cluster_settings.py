@@ -77,6 +77,15 @@ def test_several_processes_need_a_directory(processes: str) -> None:
     assert merged(assignments=["data=memory:", "processes=1"]).settings.cluster.processes == 1
 
 
+def test_every_process_needs_a_port_of_its_own() -> None:
+    (found,) = problems(assignments=["cluster.first_port=65534", "processes=3"])
+    assert "cluster.first_port = 65534 (--set cluster.first_port) leaves too few ports" in found
+    assert (
+        merged(assignments=["cluster.first_port=65533", "processes=3"]).settings.cluster.first_port
+        == 65533
+    )
+
+
 @pytest.mark.parametrize(
     ("assignments", "shards"),
     [

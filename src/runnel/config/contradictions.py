@@ -38,6 +38,8 @@ _ORDERED: Final = (
     ),
 )
 
+_PORT_MAX: Final = 65_535
+
 # A frame holds its head and the batch's envelope, which has a part for each run, beside the batch's body.
 _BESIDE_BATCH_BYTES: Final = MIB
 
@@ -55,6 +57,7 @@ def find_contradictions(values: Mapping[str, Given], rule_count: int) -> Iterato
         yield from _ordered(values, smaller, larger, why)
     yield from _frame_and_batch(values)
     yield from _processes_without_directory(values)
+    yield from _ports_of_nodes(values)
     rules = [f"topics[{index}]." for index in range(rule_count)]
     for rule in rules:
         yield from _within_rule(values, rule)
@@ -99,6 +102,17 @@ def _processes_without_directory(values: Mapping[str, Given]) -> Iterator[Contra
             f"set {data} to one, or {processes} = 1"
         )
         yield Contradiction((data, processes), text)
+
+
+def _ports_of_nodes(values: Mapping[str, Given]) -> Iterator[Contradiction]:
+    port, processes = "cluster.first_port", "cluster.processes"
+    first, count = values[port].value, values[processes].value
+    if isinstance(first, int) and isinstance(count, int) and first + count - 1 > _PORT_MAX:
+        text = (
+            f"{named(values, port)} leaves too few ports for {named(values, processes)}: each process has one, "
+            f"the last {_PORT_MAX}"
+        )
+        yield Contradiction((port, processes), text)
 
 
 def _within_rule(values: Mapping[str, Given], rule: str) -> Iterator[Contradiction]:

@@ -62,6 +62,7 @@ Tags = Annotated[int, Meta(ge=1, le=TAGS_CEILING)]
 OpenFiles = Annotated[int, Meta(ge=16, le=INT64_MAX)]
 Threads = Annotated[int, Meta(ge=1, le=64)]
 Shards = Annotated[int, Meta(ge=1, le=1024)]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
 Processes = Annotated[int, Meta(ge=AUTO, le=64, extra={"kind": Kind.COUNT_OR_AUTO})]
 
 
@@ -130,6 +131,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, rename=key_of_field):
     name: str = "runnel"
     node: str = "node-1"
     processes: Processes = 1
+    first_port: Port | None = None
     balance: bool = True
 
 
@@ -287,6 +289,7 @@ DESCRIPTIONS: Final[dict[str, str]] = {
     "cluster.name": "Name of the cluster, shown to clients. All nodes of a cluster have the same name.",
     "cluster.node": "Name of this node, shown to clients. Several processes are node-1, node-2 and so on.",
     "cluster.processes": "Processes that serve the data directory together. auto: one for each core.",
+    "cluster.first_port": "Port of node-1's own listener for clients; node-2 has the next one. none: any free ports.",
     "cluster.balance": "Move shards between processes so that each has about the same load.",
     "limits.message_bytes_max": "Largest payload of one message.",
     "limits.batch_bytes_max": "Largest batch, compressed or not.",

@@ -27,10 +27,10 @@ async def listen(text: str, *, section: str, is_allowed_remotely: bool) -> socke
     return _bind(endpoint, f'{key} = "{text}"')
 
 
-def own_socket_beside(shared: socket.socket) -> socket.socket:
-    """A listening socket at a free port of the same host, for the clients of one process among several."""
+def own_socket_beside(shared: socket.socket, port: int | None) -> socket.socket:
+    """A listening socket on the same host, for the clients of one process among several. None: at a free port."""
     host, _, *rest = shared.getsockname()
-    return _bind(Endpoint(shared.family, (host, 0, *rest)), "native.listen")
+    return _bind(Endpoint(shared.family, (host, port or 0, *rest)), "cluster.first_port")
 
 
 def inherited_socket(descriptor: int) -> socket.socket:

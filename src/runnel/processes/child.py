@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from socket import socket
 from typing import Final
 
 from runnel.cluster import ClusterNode
 from runnel.config import LogLevel, Settings
-from runnel.errors import RunnelError
+from runnel.errors import RunnelError, Unavailable
 from runnel.platform.diagnostics import get_logger
 from runnel.platform.listening_socket import inherited_socket, own_socket_beside
 from runnel.platform.signals import handled_signals
@@ -41,6 +41,8 @@ from runnel.settings_reload import SettingsReload
 logger = get_logger("runnel")
 
 _HEARTBEAT_SECONDS: Final = 1.0
+# How long a process that ends alone waits for the others to take its shards. The rest of them moves as after a crash.
+_LEAVE_SECONDS_MAX: Final = 5.0
 
 
 def receive_launch(end: socket) -> Launch | None:
@@ -109,8 +111,6 @@ class _Child:
             self._server = server
             self._pass_on_end()
             spare_collector(server)
-            if launch.former_end:
-                logger.warning("the process before this one has ended", end=launch.former_end)
             self._tasks.start(self._reload(server, channel))
             channel.send(Serving(list(server.broker.recovered)))
             await server.wait_stop()
@@ -150,8 +150,20 @@ class _Child:
         self._end(is_hurried=True)
 
     def _on_terminate(self) -> None:
+        """SIGTERM for this process alone, unless the parent's word comes a moment later: it has got it too."""
         self._signals += 1
-        self._end(is_hurried=self._signals > 1)
+        if self._signals > 1 or self._server is None:
+            self._end(is_hurried=self._signals > 1)
+        elif not self._is_ending:
+            self._tasks.start(self._leave(self._server))
+
+    async def _leave(self, server: Server) -> None:
+        """Give the shards to the others while clients are still served, and end."""
+        assert server.node is not None
+        with suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(_LEAVE_SECONDS_MAX):
+                await server.node.drain()
+        self._end(is_hurried=False)
 
     def _end(self, *, is_hurried: bool) -> None:
         """Drain, or stop draining. May be called while the server is being opened."""
@@ -185,11 +197,15 @@ async def _beat(channel: Channel) -> None:
 def _inherited_parts(launch: Launch) -> ChildParts:
     sockets = {name: inherited_socket(number) for name, number in launch.sockets.items()}
     native = sockets["native"]
+    first_port = launch.settings.cluster.first_port
+    port = None if first_port is None else first_port + launch.number - 1
     return ChildParts(
-        native=(native, own_socket_beside(native)),
+        native=(native, own_socket_beside(native, port)),
         http=sockets.get("http"),
         grpc_address=launch.grpc_address,
         warns=launch.number == 1 and launch.life == 1,
+        restarts=launch.life - 1,
+        former_end=launch.former_end,
     )
 
 

@@ -60,7 +60,8 @@ class EventKind(enum.StrEnum):
     SHARD_TAKEN = "shard_taken"
     SHARD_NOT_TAKEN = "shard_not_taken"
     SHARD_GIVEN_UP = "shard_given_up"
-    NODE_FENCED = "node_fenced"  # the node
+    NODE_FENCED = "node_fenced"  # the node, as for the next one
+    NODE_RESTARTED = "node_restarted"
 
 
 _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
@@ -113,6 +114,10 @@ _LINES: Final[Mapping[EventKind, tuple[int, str]]] = {
     EventKind.NODE_FENCED: (
         logging.ERROR,
         "this node was declared dead by another, and serves nothing any more",
+    ),
+    EventKind.NODE_RESTARTED: (
+        logging.WARNING,
+        "the process of this node has ended, and was started again",
     ),
 }
 

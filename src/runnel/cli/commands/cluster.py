@@ -36,7 +36,7 @@ def status(
 ) -> None:
     """Show the nodes with what they carry, and the shards with the nodes that serve them.
 
-    Shards that move, or that no node serves, come first, then those that moved last.
+    Shards that move, or that no node serves, come first.
     """
     found = run_connected(url, lambda bus: bus.cluster())
     if as_json:
@@ -49,9 +49,7 @@ def status(
         return
     node_table([node for node in found.nodes if node.is_alive or is_complete]).show()
     typer.echo()
-    shards = sorted(
-        found.shards, key=lambda each: (bool(each.node), not each.wanted, -each.moved_ns)
-    )
+    shards = sorted(found.shards, key=lambda each: bool(each.node) and not each.wanted)
     shown = shards if is_complete else shards[:_SHOWN_MAX]
     shard_table(shown).show()
     if len(shown) < len(shards):

@@ -36,7 +36,7 @@ def shard_table(shards: Sequence[ShardReport]) -> Table:
             shard.node or "nobody",
             str(shard.epoch),
             _rate(shard.bytes_per_s),
-            format_time(shard.moved_ns) if shard.moved_ns else "",
+            _to_the_millisecond(shard.moved_ns) if shard.moved_ns else "",
             f"moves to {shard.wanted}: {shard.reason}" if shard.wanted else shard.reason,
         )
         for shard in shards
@@ -49,6 +49,10 @@ def _state(node: NodeReport) -> str:
     if not node.is_alive:
         return "gone"
     return "drains" if node.is_draining else "serves"
+
+
+def _to_the_millisecond(time_ns: int) -> str:
+    return f"{format_time(time_ns)[:-7]}Z"
 
 
 def _rate(bytes_per_s: float) -> str:
