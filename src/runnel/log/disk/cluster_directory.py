@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from os import PathLike
 from typing import Final
 
 from runnel.config import Settings
-from runnel.errors import LockedError, SettingsError
+from runnel.errors import LockedError, SettingsError, Unavailable
 from runnel.log.disk import migration
 from runnel.log.disk.directory import check_no_nodes, checked_directory, lock_directory
 from runnel.log.disk.disk_log import DiskLog
@@ -87,7 +88,8 @@ class ClusterDirectory:
     async def close(self) -> None:
         """Record that all logs have ended in good order, and release the lock."""
         try:
-            await self._record(Closed(0))
+            with suppress(Unavailable):  # then the next start says that it was not
+                await self._record(Closed(0))
         finally:
             self.release()
 

@@ -243,7 +243,8 @@ class ClusterDatabase:
         self._answer(group, committed.outcomes)
         for deliver in committed.after:
             deliver()
-        self._be_attentive()
+        if committed.before or committed.after:  # something that others may answer; not a load
+            self._be_attentive()
         self._write_next()
 
     def _answer(self, group: list[_Waiting], outcomes: Sequence[Any]) -> None:
