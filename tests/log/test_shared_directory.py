@@ -312,6 +312,27 @@ async def test_of_two_policies_for_a_new_topic_the_first_one_counts(place: Place
 
 
 @scenario
+async def test_of_two_policies_for_a_topic_made_again_the_first_one_counts(place: Place) -> None:
+    first, _, _ = await begun(place)
+    late = await place._open("late", (TopicRule(match="*", journal="elsewhere", partitions=3),))
+    place.logs.append(late)
+    await first.metadata.delete_topic("a")
+    outcomes = await asyncio.gather(
+        first.metadata.ensure_topic("a"),
+        late.metadata.ensure_topic("a"),
+        return_exceptions=True,
+    )
+    # The owner of the former topic's shard records the generation there first, so the other one is faster.
+    assert isinstance(outcomes[0], Unavailable)
+    assert not isinstance(outcomes[1], BaseException)
+    for _ in range(5):
+        await asyncio.sleep(0)  # whatever its failure still does
+    again = await first.metadata.ensure_topic("a")
+    assert again.shards == outcomes[1].shards
+    assert again.policy.partitions == 3
+
+
+@scenario
 async def test_topic_deleted_elsewhere_is_hidden_at_the_owner_of_its_shard(place: Place) -> None:
     first, second, shard = await begun(place)
     with pytest.raises(MovedError):
