@@ -110,7 +110,8 @@ class Broker:
         return self._core.routes(topics)
 
     def abort_connections(self) -> None:
-        """Break all connections, as the end of a process does."""
+        """Break all connections, as the end of a process does: nothing is counted as failed for it."""
+        self._core.consumer_groups.abandon()
         for server in self._servers:
             for connection in list(server.connections):
                 connection.abort()

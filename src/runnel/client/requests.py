@@ -42,12 +42,15 @@ class BusRequests:
         what: str,
         *,
         is_repeatable: bool = True,
+        topic: str = "",
     ) -> tuple[_Wanted, memoryview]:
+        """Ask home, or the owner of a topic's first partition, as far as it is known."""
         _check_request(make, what)
         deadline, moves = self._deadline(), 0
         while True:
             try:
-                return await self._router.home.ask(
+                link = self._router.link_of(topic, 0) if topic else self._router.home
+                return await link.ask(
                     kind, make, deadline=deadline, what=what, is_repeatable=is_repeatable
                 )
             except MovedError as error:

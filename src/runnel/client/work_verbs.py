@@ -23,6 +23,7 @@ from runnel.formats import wire, work_heads
 from runnel.formats.batch import unpack_blocks
 from runnel.formats.message import Message
 from runnel.formats.work_heads import SubscriptionState, WorkOptions
+from runnel.topics.names import dead_letter_topic
 
 Offsets: TypeAlias = Iterable[int] | Literal["all"]
 
@@ -263,6 +264,7 @@ class WorkVerbs(BusRequests):
             work_heads.DeadList,
             lambda number: work_heads.DeadLettersHead(number, name, offset, messages_max),
             f"listing dead letters of {name!r}",
+            topic=dead_letter_topic(name),
         )
         messages = [message for batch in unpack_blocks(tail) for message in batch.messages()]
         return DeadLetterPage(messages, answer.next_offset)
@@ -284,6 +286,7 @@ class WorkVerbs(BusRequests):
             lambda number: work_heads.SettleDead(number, name, is_redriven, chosen or (), is_all),
             f"{'sending back' if is_redriven else 'dropping'} dead letters of {name!r}",
             is_repeatable=False,
+            topic=dead_letter_topic(name),
         )
         return answer.messages
 

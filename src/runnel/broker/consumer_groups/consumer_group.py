@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Final
 
 import msgspec
 
 from runnel.broker.consumer_groups.ack_journals import AckJournals, ShardAckJournal
-from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter
+from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter, LetterIdentity
+from runnel.broker.consumer_groups.errands import Errands
 from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.consumer_groups.run_reader import Missing, RunsRead, read_runs
 from runnel.broker.consumer_groups.sink import HeldPart, WorkDelivery, WorkSink
@@ -26,7 +28,7 @@ from runnel.broker.limits.loop_share import LoopShare
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import Stores, moved
-from runnel.errors import MovedError, RunnelError, UnknownTopicError
+from runnel.errors import MovedError, RunnelError, Unavailable, UnknownTopicError
 from runnel.formats.work_heads import Attempt, DeliveryPart, HeldLease, Lease, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
@@ -68,6 +70,7 @@ class ConsumerGroupParts(msgspec.Struct, frozen=True):
     metrics: Metrics
     events: Events
     dead_letter_writer: DeadLetterWriter
+    errands: Errands
     share: LoopShare
 
 
@@ -602,14 +605,36 @@ class ConsumerGroup:
         """Store a dead letter, and only then acknowledge the message."""
         is_stored = False
         try:
-            is_stored = await self._parts.dead_letter_writer.write(
-                self.definition.name, self.member, dead_letter
-            )
+            with suppress(RunnelError):  # its failure could not be stored: it is asked for again
+                identity = await self._letter_identity(dead_letter, journal)
+                is_stored = await self._parts.dead_letter_writer.write(
+                    self.definition.name, self.member, dead_letter, identity
+                )
             self._parts.metrics.counters.dead_letters += is_stored
             self._settle_dead_letter(dead_letter, journal, is_stored=is_stored)
         finally:
             self._letters_under_way -= 1
             journal.letter_ends()
+
+    async def _letter_identity(
+        self, dead_letter: DeadLetter, journal: ShardAckJournal
+    ) -> LetterIdentity | None:
+        """With several nodes, which letter it is, as the next owner of the shard would say too: its failure is stored.
+
+        None: a letter whose repetition nothing recognises, as that of a broker that is alone.
+        """
+        if not (self._parts.errands.is_shared and self.is_durable):
+            return None
+        await journal.wait_stored()
+        key, offset = dead_letter.key, dead_letter.offset
+        state = journal.table.get(self.definition.id, self.member, key)
+        failure = None if state is None else state.failures.get(offset)
+        if failure is None:
+            raise Unavailable(
+                "the failure is not stored any more: the message was moved or is done"
+            )
+        failed_ns = failure.not_before_ns
+        return LetterIdentity.of(self.definition.id, self.member, key, offset, failed_ns)
 
     def _settle_dead_letter(
         self, dead_letter: DeadLetter, journal: ShardAckJournal, *, is_stored: bool

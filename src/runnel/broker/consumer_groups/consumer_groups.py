@@ -11,6 +11,7 @@ from runnel.broker.consumer_groups.consumer import WorkConsumer
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroupParts
 from runnel.broker.consumer_groups.dead_letter_queues import DeadLetterQueues, SettleRequest
 from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter, Publish, WaitRoom
+from runnel.broker.consumer_groups.errands import ERRAND_PREFIX, Errands
 from runnel.broker.consumer_groups.group_holds import GroupHolds
 from runnel.broker.consumer_groups.group_stats import GroupStats
 from runnel.broker.consumer_groups.run_cache import RunCache
@@ -26,6 +27,7 @@ from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.pages import Listed, ListRequest
 from runnel.broker.stores import Stores
 from runnel.config import Settings
+from runnel.errors import MovedError
 from runnel.formats.batch import Batch
 from runnel.formats.heads import Start
 from runnel.formats.work_heads import Consume, SubscriptionState
@@ -33,6 +35,7 @@ from runnel.log.log import LogTopic, OwnedShard, VisibleBatch
 from runnel.platform.clock import Clock
 from runnel.platform.tasks import OwnedTasks
 from runnel.platform.workers import Workers
+from runnel.topics.names import dead_letter_topic
 from runnel.topics.pattern_index import PatternIndex
 
 _RUN_CACHE_BYTES_MAX: Final = 32 * 2**20
@@ -62,8 +65,10 @@ class ConsumerGroups:
         timers = TimerQueue(clock)
         run_cache = RunCache(_RUN_CACHE_BYTES_MAX)
         state = AckJournals(stores, clock, timers)
+        tasks = OwnedTasks("the consumer groups")
+        errands = Errands(stores, tasks, timers, clock)
         dead_letter_writer = DeadLetterWriter(
-            stores, run_cache, workers, clock, events, settings.limits, publish, wait_room
+            stores, run_cache, workers, clock, events, settings.limits, publish, wait_room, errands
         )
         parts = ConsumerGroupParts(
             stores=stores,
@@ -73,17 +78,20 @@ class ConsumerGroups:
             clock=clock,
             workers=workers,
             reads=FairSemaphore(_READS_AT_ONCE),
-            tasks=OwnedTasks("the consumer groups"),
+            tasks=tasks,
             metrics=metrics,
             events=events,
             dead_letter_writer=dead_letter_writer,
+            errands=errands,
             share=share,
         )
+        self._stores = stores
         self._timers = timers
+        self._errands = errands
         self._state = state
         self._subscriptions = WorkSubscriptions(parts, index)
         self._dead = DeadLetterQueues(
-            stores, state, self._subscriptions, dead_letter_writer, workers
+            stores, state, self._subscriptions, dead_letter_writer, workers, errands
         )
         self._stats = GroupStats(state, self._subscriptions, self._dead, workers, clock, share)
         self._keepers: list[asyncio.Task[None]] = []
@@ -97,10 +105,15 @@ class ConsumerGroups:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
+        self._errands.open()
         self._keepers = [
             loop.create_task(self._timers.run(), name="runnel-leases"),
             loop.create_task(self._subscriptions.run(), name="runnel-subscriptions"),
         ]
+
+    def abandon(self) -> None:
+        """Serve nobody any more, as if the process had ended."""
+        self._subscriptions.abandon()
 
     async def close(self) -> None:
         for keeper in self._keepers:
@@ -125,9 +138,13 @@ class ConsumerGroups:
         self._subscriptions.on_topic_purged(name)
 
     def on_subscription_changed(self, name: str) -> None:
+        if name.startswith(ERRAND_PREFIX):
+            self._errands.follow(name)
+            return
         self._subscriptions.on_subscription_changed(name)
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
+        self._errands.on_shard_acquired(shard)
         self._subscriptions.on_shard_acquired(shard)
 
     async def before_release(self, shard: OwnedShard) -> None:
@@ -209,10 +226,17 @@ class ConsumerGroups:
     async def dead_letters(
         self, subscription: str, offset: int, messages_max: int
     ) -> tuple[Sequence[Batch], int]:
-        return await self._dead.list(subscription, offset, messages_max)
+        try:
+            return await self._dead.list(subscription, offset, messages_max)
+        except MovedError as error:
+            raise self._stores.moved(error, [dead_letter_topic(subscription)]) from None
 
     async def settle_dead(self, request: SettleRequest) -> int:
-        return await asyncio.shield(self._start_verb(self._dead.settle(request)))
+        try:
+            return await asyncio.shield(self._start_verb(self._dead.settle(request)))
+        except MovedError as error:
+            topic = dead_letter_topic(request.subscription)
+            raise self._stores.moved(error, [topic]) from None
 
 
 def _retrieve_failure(task: asyncio.Task[Any]) -> None:

@@ -8,16 +8,18 @@ lost the message since, its copy is published anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from runnel.broker.consumer_groups.ack_journals import AckJournals
 from runnel.broker.consumer_groups.dead_letter_writer import DeadLetterWriter, dead_topic
+from runnel.broker.consumer_groups.errands import SEND_BACK, Errand, Errands
 from runnel.broker.consumer_groups.run_reader import read_runs
 from runnel.broker.consumer_groups.subscriptions import WorkSubscription, WorkSubscriptions
 from runnel.broker.stores import Stores, owned_shard
-from runnel.errors import ClientFault, MovedError
+from runnel.errors import ClientFault, MovedError, UnknownSubscriptionError
 from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import (
     LETTER_TAGS,
@@ -59,7 +61,10 @@ class DeadLetterQueues:
         subscriptions: WorkSubscriptions,
         dead_letter_writer: DeadLetterWriter,
         workers: Workers,
+        errands: Errands,
     ) -> None:
+        self._errands = errands
+        errands.carry_out[SEND_BACK] = self._carry_out
         self._stores = stores
         self._state = state
         self._subscriptions = subscriptions
@@ -156,7 +161,7 @@ class DeadLetterQueues:
                 letter = await self._dead_letter_writer.message_at(key, at)
                 if letter is not None:
                     if is_redriven:
-                        await self._send_back(subscription, letter)
+                        await self._send_back_anywhere(subscription, letter)
                     settled_count += 1
             except ClientFault as error:
                 refused.append(f"{key[0]}@{at}: {error}")
@@ -169,6 +174,27 @@ class DeadLetterQueues:
                 + "; ".join(refused[:_REFUSED_SHOWN_MAX])
             )
         return settled_count
+
+    async def _send_back_anywhere(self, subscription: WorkSubscription, letter: Message) -> None:
+        try:
+            await self._send_back(subscription, letter)
+        except MovedError:
+            origin = _origin(letter)
+            if origin is None or not self._errands.is_shared:
+                raise
+            # Its message lies in a shard of another node, which is told what to do.
+            batch = Batch.from_messages([letter])
+            name, definition = f"back {letter.offset}", subscription.definition
+            await self._errands.post(
+                f"{definition.id} {name}", SEND_BACK, origin[0], definition.name, batch
+            )
+
+    async def _carry_out(self, errand: Errand) -> None:
+        """Send back a letter whose message lies here. Without its subscription there is nothing to do."""
+        with suppress(UnknownSubscriptionError, ClientFault):
+            subscription = self._subscriptions.get(errand.subscription)
+            for letter in errand.batch.messages():
+                await self._send_back(subscription, letter)
 
     async def _send_back(self, subscription: WorkSubscription, letter: Message) -> None:
         origin = _origin(letter)

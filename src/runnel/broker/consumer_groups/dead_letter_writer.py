@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from hashlib import blake2b
+from typing import Final, NamedTuple
 
+from runnel.broker.consumer_groups.errands import LETTER, Errand, Errands
 from runnel.broker.consumer_groups.run_cache import RunCache, StoredRun
 from runnel.broker.consumer_groups.run_reader import read_runs
 from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.stores import Stores
 from runnel.config import LimitSettings
-from runnel.errors import BusyError, RunnelError, UnknownTopicError
+from runnel.errors import BusyError, MovedError, RunnelError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.dead_letters import (
     DELIVERIES_TAG,
@@ -47,6 +49,22 @@ def dead_topic(subscription: str) -> str:
     return f"{DEAD_LETTER_PREFIX}{subscription}"
 
 
+class LetterIdentity(NamedTuple):
+    """Which letter it is, as a named publisher: its shard recognises a repetition."""
+
+    name: str
+    term: int
+
+    @classmethod
+    def of(
+        cls, subscription: int, member: str, key: TopicPartition, offset: int, failed_ns: int
+    ) -> LetterIdentity:
+        """The letter of a message that failed for the last time at this time. Sent back, it may fail again later."""
+        place = "\0".join((member, key[0], str(key[1]), str(offset)))
+        digest = blake2b(place.encode(), digest_size=16).hexdigest()
+        return cls(f"dead {subscription} {digest}", failed_ns // 1_000_000)
+
+
 class DeadLetterWriter:
     """Reads a message that failed too often, and stores its dead letter."""
 
@@ -60,6 +78,7 @@ class DeadLetterWriter:
         limits: LimitSettings,
         publish: Publish,
         wait_room: WaitRoom,
+        errands: Errands,
     ) -> None:
         self._stores = stores
         self._run_cache = run_cache
@@ -69,13 +88,26 @@ class DeadLetterWriter:
         self._limits = limits
         self._publish = publish
         self._wait_room = wait_room
+        self._errands = errands
+        errands.carry_out[LETTER] = self._carry_out
 
-    async def write(self, subscription: str, member: str, dead_letter: DeadLetter) -> bool:
-        """Store a letter. Returns whether the message may be acknowledged: the letter is stored, or nothing is left."""
+    async def write(
+        self,
+        subscription: str,
+        member: str,
+        dead_letter: DeadLetter,
+        identity: LetterIdentity | None = None,
+    ) -> bool:
+        """Store a letter. Returns whether the message may be acknowledged: the letter is stored, or nothing is left.
+
+        With an identity it is stored once, however often this is called, and also where another node has the shard of
+        `!dead/…`: then it is an errand for that node.
+        """
         try:
             message = await self.message_at(dead_letter.key, dead_letter.offset)
             if message is not None:
-                await self.store(_letter(subscription, member, dead_letter, message, self._limits))
+                letter = _letter(subscription, member, dead_letter, message, self._limits)
+                await self._store_letter(subscription, letter, identity)
         except (RunnelError, OSError) as error:
             self._events.emit(
                 EventKind.DEAD_LETTER_FAILED,
@@ -113,14 +145,34 @@ class DeadLetterWriter:
             return None
         return next((run for run in read.runs if run.base <= offset < run.end), None)
 
+    async def _store_letter(
+        self, subscription: str, letter: Message, identity: LetterIdentity | None
+    ) -> None:
+        if identity is None:
+            await self.store(letter)
+            return
+        name, term = identity
+        batch = Batch.from_messages([letter], producer=name, term=term)
+        try:
+            await self.store_batch(batch)
+        except MovedError:
+            key = (letter.topic, letter.partition)
+            await self._errands.post(f"{name}/{term}", LETTER, key, subscription, batch)
+
+    async def _carry_out(self, errand: Errand) -> None:
+        await self.store_batch(errand.batch)
+
     async def store(self, message: Message) -> None:
         """Publish a message of the broker's own, and wait until it is stored."""
-        batch = Batch.from_messages([message])
+        await self.store_batch(Batch.from_messages([message]))
+
+    async def store_batch(self, batch: Batch) -> None:
+        head = batch.envelope
         while True:
             try:
                 published = self._publish(batch, Level.STORED)
             except BusyError:
-                await self._wait_room(message.topic, message.partition)
+                await self._wait_room(head.topics[0], head.column32(head.partitions)[0])
                 continue
             await published
             return

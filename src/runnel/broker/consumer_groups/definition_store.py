@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
+from runnel.broker.consumer_groups.errands import ERRAND_PREFIX
 from runnel.errors import Unavailable, UnknownSubscriptionError
 from runnel.group_rules import definition as definitions
 from runnel.group_rules.definition import Definition
@@ -34,7 +35,11 @@ class DefinitionStore:
         return bool(self._metadata().member)
 
     def all(self) -> list[Definition]:
-        return [definitions.decode(each) for each in self._metadata().subscriptions().values()]
+        return [
+            definitions.decode(content)
+            for name, content in self._metadata().subscriptions().items()
+            if not name.startswith(ERRAND_PREFIX)
+        ]
 
     def find(self, name: str) -> Definition | None:
         content = self._metadata().subscription(name)

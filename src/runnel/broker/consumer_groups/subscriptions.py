@@ -763,10 +763,13 @@ class WorkSubscriptions:
         consumer_group = subscription.consumer_groups.get(member)
         return consumer_group is not None and consumer_group.consumers > 0
 
-    async def close(self) -> None:
-        for subscription in self.all():
-            for consumer_group in list(subscription.consumer_groups.values()):
-                consumer_group.rest()
+    def abandon(self) -> None:
+        """Deliver nothing more. Leases end with the broker, which is no failure."""
+        for consumer_group in self._consumer_groups():
+            consumer_group.rest()
         self._active.clear()
+
+    async def close(self) -> None:
+        self.abandon()
         await self._parts.tasks.finish()
         await self._parts.state.close()

@@ -263,11 +263,15 @@ class Handover:
 
     def _take_over(self, departed: _Departed, part: ConsumerPart, lease: HeldLease) -> None:
         outstanding, recalled = _mask_of(lease.bits), _mask_of(lease.recalled)
-        delivery = departed.delivery
-        if delivery is not None and self.parked.ledger.part_with(delivery.id) is None:
-            delivery = None  # lost meanwhile
+        delivery, settled = departed.delivery, departed.settled
+        ledger = self.parked.ledger
+        ledger.take_given_up()  # what `held` names says it
+        if delivery is not None and ledger.part_with(delivery.id) is None:
+            settled = None if delivery.loss else ledger.settled(delivery.id)
+            delivery = None
         if delivery is None:
-            self._settle(departed.settled, part, lease, outstanding)
+            self._settle(settled, part, lease, outstanding)
+            part.ack_sender.stop(_parts(lease, recalled))
         else:
             self._rehome(delivery, part, lease, outstanding, recalled)
         self._owner.wake()
