@@ -12,7 +12,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
@@ -25,7 +25,7 @@ from runnel.client.results import Gap, Receipt
 from runnel.errors import ClientFault, ClosedError
 from runnel.formats.batch import Batch
 from runnel.formats.message import Message
-from runnel.formats.wire import Welcome
+from runnel.formats.wire import NodeState, Welcome
 
 if TYPE_CHECKING:
     import pyarrow
@@ -145,6 +145,10 @@ class BlockingBus:
     @property
     def server(self) -> Welcome:
         return self.bus.server
+
+    @property
+    def nodes(self) -> Sequence[NodeState]:
+        return self.bus.nodes
 
     @property
     def is_connected(self) -> bool:

@@ -32,7 +32,7 @@ from runnel.client.work_verbs import WorkVerbs
 from runnel.errors import ClientFault, ClosedError, RunnelError, UnknownTopicError
 from runnel.formats import block, envelope, wire
 from runnel.formats.batch import Batch, unpack_blocks
-from runnel.formats.wire import ShardState, Welcome
+from runnel.formats.wire import NodeState, ShardState, Welcome
 from runnel.topics.names import check_topic
 from runnel.topics.partitions import partition_of_key
 
@@ -70,6 +70,11 @@ class Bus(TopicVerbs, WorkVerbs, ClusterRequests):
         welcome = self._router.home.welcome
         assert welcome is not None  # a bus is made after the welcome
         return welcome
+
+    @property
+    def nodes(self) -> Sequence[NodeState]:
+        """The living nodes, where several serve the topics. Empty if the broker is alone."""
+        return self._router.nodes
 
     @property
     def is_connected(self) -> bool:

@@ -12,6 +12,7 @@ import typer
 
 from runnel.cli.commands.cursors import cursor_document
 from runnel.cli.connection import DEFAULT_URL, Url, run_connected
+from runnel.cli.render.node_reports import NodeReports
 from runnel.cli.render.tables import json_text
 from runnel.cli.render.top_view import (
     TOPICS,
@@ -50,7 +51,8 @@ def top(
 ) -> None:
     """Watch a broker: rates in and out, topics, backlogs, subscribers, lag, journals and their sync times.
 
-    Ctrl-C ends it. If standard output is not a terminal, it prints one line at each interval.
+    Ctrl-C ends it. If standard output is not a terminal, it prints one line at each interval. Where several processes
+    serve the topics, it adds up what they report; of durations it shows those of the slowest.
 
     The broker publishes these numbers on !system/metrics/… every second. `runnel sub '!system/metrics/*' --format
     json` prints all of them.
@@ -66,8 +68,9 @@ def top(
 
 
 async def _once(bus: Bus) -> None:
-    latest = BrokerReports()
-    await _one_report(bus, latest)
+    reports = NodeReports()
+    await _one_report(bus, reports)
+    latest = reports.added_up(_names(bus))
     latest.cursors = await bus.cursors()
     for line in head_lines(latest):
         typer.echo(line)
@@ -77,21 +80,30 @@ async def _once(bus: Bus) -> None:
 
 
 async def _json(bus: Bus) -> str:
-    """The latest report of each kind, complete, and the cursors."""
-    document: dict[str, Any] = await _one_report(bus, BrokerReports())
+    """The latest report of each kind, complete, and the cursors. With several nodes: by node."""
+    documents = await _one_report(bus, NodeReports())
+    document: dict[str, Any] = {"nodes": documents}
+    if len(documents) == 1:
+        (document,) = documents.values()
     document["cursors"] = [cursor_document(cursor) for cursor in await bus.cursors()]
     return json_text(document)
 
 
-async def _one_report(bus: Bus, latest: BrokerReports) -> dict[str, Any]:
-    """Wait until a report of each kind has come; return them by kind."""
-    reports: dict[str, Any] = {}
+def _names(bus: Bus) -> set[str]:
+    """The living nodes; none if the broker is alone."""
+    return {node.name for node in bus.nodes}
+
+
+async def _one_report(bus: Bus, latest: NodeReports) -> dict[str, dict[str, Any]]:
+    """Wait until a report of each kind has come of every node; return them by node and kind."""
+    reports: dict[str, dict[str, Any]] = {}
     try:
         async with asyncio.timeout(_ONCE_TIMEOUT_S), bus.subscribe(TOPICS, start="last") as found:
             async for message in found:
-                latest.take(message.topic, message.payload)
-                reports[kind_of(message.topic)] = msgspec.Raw(message.payload)
-                if latest.is_complete:
+                node = latest.take(message.topic, message.payload)
+                found_here = reports.setdefault(node, {})
+                found_here[kind_of(message.topic)] = msgspec.Raw(message.payload)
+                if latest.is_complete(_names(bus)):
                     break
     except TimeoutError:
         raise TimeoutExpiredError(
@@ -117,14 +129,14 @@ async def _live(bus: Bus, interval_s: float) -> None:
 
 async def _watch(bus: Bus, interval_s: float, show: Callable[[BrokerReports], None]) -> None:
     """Show the latest reports at each interval, until cancelled."""
-    latest = BrokerReports()
+    reports_of = NodeReports()
     heard = asyncio.Event()
 
     async def listen() -> None:
         async with bus.subscribe(TOPICS, start="last") as reports:
             async for message in reports:
-                latest.take(message.topic, message.payload)
-                if latest.is_complete:
+                reports_of.take(message.topic, message.payload)
+                if reports_of.is_complete(_names(bus)):
                     heard.set()
 
     async with asyncio.TaskGroup() as tasks:
@@ -132,6 +144,7 @@ async def _watch(bus: Bus, interval_s: float, show: Callable[[BrokerReports], No
         while True:
             await heard.wait()  # a broker that published nothing has nothing new to show
             heard.clear()
+            latest = reports_of.added_up(_names(bus))
             latest.cursors = await bus.cursors()
             show(latest)
             await asyncio.sleep(interval_s)
