@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from runnel.cli.render.node_reports import NodeReports
+from runnel.cli.render.node_reports import ReportsByNode
 from runnel.cli.render.top_view import head_lines, tables
 from tests.cli.test_top_view import DOCUMENTS
 
 
-def reports_of(*nodes: str) -> NodeReports:
-    reports = NodeReports()
+def reports_of(*nodes: str) -> ReportsByNode:
+    reports = ReportsByNode()
     for node in nodes:
         for name, document in DOCUMENTS.items():
             payload = msgspec.json.encode({**document, "node": node})
@@ -62,4 +62,4 @@ def test_all_living_nodes_have_to_report() -> None:
     reports = reports_of("node-1")
     assert reports.is_complete({"node-1"})
     assert not reports.is_complete({"node-1", "node-2"})
-    assert not NodeReports().is_complete(())
+    assert not ReportsByNode().is_complete(())

@@ -55,7 +55,16 @@ class Peer(asyncio.Protocol):
 class FakeServer:
     """Takes everything it is asked to publish, and remembers it; subscriptions are the test's to serve."""
 
-    def __init__(self, *, idle_timeout_ms: int = 60_000, message_bytes_max: int = 2**20) -> None:
+    def __init__(
+        self,
+        *,
+        idle_timeout_ms: int = 60_000,
+        message_bytes_max: int = 2**20,
+        node: str = "",
+    ) -> None:
+        """With a `node` it is one of several, which `nodes` lists."""
+        self.node = node
+        self.nodes: list[wire.NodeState] = []
         self.idle_timeout_ms = idle_timeout_ms
         self.message_bytes_max = message_bytes_max
         self.peers: list[Peer] = []
@@ -141,6 +150,8 @@ class FakeServer:
                 peer.say(self._welcome(request))
             case wire.Ping():
                 peer.say(wire.Pong(request.id, RECEIVE_TIME_NS))
+            case wire.Nodes():
+                peer.say(wire.NodeList(request.id, 1, self.nodes))
             case wire.Routes():
                 peer.say(wire.RouteList(request.id, [self.route(t) for t in request.topics]))
             case wire.Producer():
@@ -164,9 +175,9 @@ class FakeServer:
         return wire.Welcome(
             request.id,
             wire.VERSION,
-            (),
+            (wire.NODES, wire.PARTS) if self.node else (),
             "test",
-            "node-1",
+            self.node or "node-1",
             "fake/1",
             2**24,
             2**22,

@@ -85,7 +85,7 @@ class LiveSink(Protocol):
     def ended(self, subscription: int, error: RunnelError) -> None: ...
 
 
-class PartSink(Protocol):
+class LivePartSink(Protocol):
     """The session of a reader that merges parts of several nodes: it also hears of the node's shards."""
 
     def shards_came(self, subscription: int, shards: Sequence[ShardTerm]) -> None: ...
@@ -104,7 +104,7 @@ class SubscribeRequest(msgspec.Struct, frozen=True):
     credit_bytes: int
     overflow: str = Overflow.DROP_OLDEST
     # Set: begin without kept topics. The reader says for each shard where to begin, once it hears of the shard.
-    parts: PartSink | None = None
+    parts: LivePartSink | None = None
 
 
 class Feed(Protocol):
@@ -192,7 +192,7 @@ class LiveSubscription:
         counters: BrokerCounters,
         on_behind: Callable[[LiveSubscription], None],
         on_closed: Callable[[LiveSubscription], None],
-        parts: PartSink | None = None,
+        parts: LivePartSink | None = None,
     ) -> None:
         self.parts = parts
         self.elsewhere: Sequence[

@@ -12,7 +12,7 @@ import typer
 
 from runnel.cli.commands.cursors import cursor_document
 from runnel.cli.connection import DEFAULT_URL, Url, run_connected
-from runnel.cli.render.node_reports import NodeReports
+from runnel.cli.render.node_reports import ReportsByNode
 from runnel.cli.render.tables import json_text
 from runnel.cli.render.top_view import (
     TOPICS,
@@ -68,7 +68,7 @@ def top(
 
 
 async def _once(bus: Bus) -> None:
-    reports = NodeReports()
+    reports = ReportsByNode()
     await _one_report(bus, reports)
     latest = reports.added_up(_names(bus))
     latest.cursors = await bus.cursors()
@@ -81,7 +81,7 @@ async def _once(bus: Bus) -> None:
 
 async def _json(bus: Bus) -> str:
     """The latest report of each kind, complete, and the cursors. With several nodes: by node."""
-    documents = await _one_report(bus, NodeReports())
+    documents = await _one_report(bus, ReportsByNode())
     document: dict[str, Any] = {"nodes": documents}
     if len(documents) == 1:
         (document,) = documents.values()
@@ -94,7 +94,7 @@ def _names(bus: Bus) -> set[str]:
     return {node.name for node in bus.nodes}
 
 
-async def _one_report(bus: Bus, latest: NodeReports) -> dict[str, dict[str, Any]]:
+async def _one_report(bus: Bus, latest: ReportsByNode) -> dict[str, dict[str, Any]]:
     """Wait until a report of each kind has come of every node; return them by node and kind."""
     reports: dict[str, dict[str, Any]] = {}
     try:
@@ -129,7 +129,7 @@ async def _live(bus: Bus, interval_s: float) -> None:
 
 async def _watch(bus: Bus, interval_s: float, show: Callable[[BrokerReports], None]) -> None:
     """Show the latest reports at each interval, until cancelled."""
-    reports_of = NodeReports()
+    reports_of = ReportsByNode()
     heard = asyncio.Event()
 
     async def listen() -> None:

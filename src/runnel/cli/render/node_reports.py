@@ -38,7 +38,7 @@ class _NamedReport(msgspec.Struct, frozen=True):
     node: str = ""
 
 
-class NodeReports:
+class ReportsByNode:
     """The latest reports of each node."""
 
     def __init__(self) -> None:
