@@ -205,8 +205,11 @@ class LiveSubscriptions:
             }
             owner = subscription.sink.connection_id
             begin = await self._beginnings.look_up(subscription, start, owner, chosen)
-            if self._stores.term_changes == term_changes:
+            # Shards may have gone, come, or been begun by another request meanwhile.
+            if self._stores.term_changes == term_changes and all(map(subscription.is_held, chosen)):
                 break
+            if subscription.is_closed:
+                return Begun((), (), (), {})
         begun = begin()
         if subscription.is_closed:
             return begun

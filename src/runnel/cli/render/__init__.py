@@ -8,6 +8,7 @@ __all__ = [
     "inspection",
     "message_output",
     "messages",
+    "node_reports",
     "subscription_tables",
     "tables",
     "times",

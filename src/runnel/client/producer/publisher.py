@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
 import msgspec
 
-from runnel.client.connection import Deadline, Router, Timers
+from runnel.client.connection import Deadline, Router, Timers, UnreachableError
 from runnel.client.producer.batch_builder import PendingRows, codec_of
 from runnel.client.producer.row_distributor import RowDistributor
 from runnel.client.producer.send_buffer import SendBuffer
@@ -249,7 +250,14 @@ class Publisher(SendBuffer):
         """Ping each broker. It takes frames in order: when it answers, it has taken or refused everything before."""
         deadline = Deadline(self._timers, self._options.deadline_s)
         for link in self._distributor.links:
-            await link.ask(wire.Pong, wire.Ping, deadline=deadline, what="flushing")
+            with suppress(UnreachableError):  # a node that is lost takes nothing any more
+                await link.ask(
+                    wire.Pong,
+                    wire.Ping,
+                    deadline=deadline,
+                    what="flushing",
+                    is_patient=not self._router.is_several,
+                )
 
     def _raise_failure(self) -> None:
         failure, count = self._failure, self._failures
