@@ -26,6 +26,7 @@ class Peer(asyncio.Protocol):
 
     def __init__(self, server: FakeServer) -> None:
         self.server = server
+        self.has_subscribed = False
         self._frames = FrameReader(2**27)
         self.transport: asyncio.Transport
 
@@ -41,6 +42,7 @@ class Peer(asyncio.Protocol):
         for frame in self._frames.feed(data):
             request = wire.decode_request(frame)
             self.server.requests.append(request)
+            self.has_subscribed = self.has_subscribed or isinstance(request, wire.Subscribe)
             self.server.react(self, request, frame.tail)
 
     def say(self, head: wire.Head, tail: bytes = b"") -> None:
