@@ -23,6 +23,7 @@ from runnel.formats.cluster_heads import (
 from runnel.formats.frames import pack_head
 from runnel.formats.message import Message
 from runnel.formats.wire import (
+    AsOf,
     Checkpoint,
     Closing,
     Credit,
@@ -248,6 +249,7 @@ def _by_clients() -> list[Told]:
         Ping(2**53),
         Hello(1, 1, ["parts"], "example/1.0"),
         Nodes(48),
+        AsOf(2**62 + 1),
         ShardsFrom(49, 1, [ShardTerm("main", 3, 2), ShardTerm("main", 5, 1)], Start("latest")),
         ShardsFrom(50, 1, [ShardTerm("main", 3, 4)], Start("resume", [], 0, [ShardPlace("main", 3, 2, 32)])),
         ClusterHead(51, ShardName("main", 3), 1000),

@@ -167,12 +167,12 @@ class FakeBroker:
         self.fetches += 1
         return await asyncio.shield(self.fetched) if self.shares_fetched else await self.fetched
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str, *, part_only: bool = False) -> None:
         await self.may_delete.wait()
         self._check()
         self.topics_deleted.append(name)
 
-    async def purge_topic(self, name: str) -> None:
+    async def purge_topic(self, name: str, *, part_only: bool = False) -> None:
         self._check()
 
     def routes(self, topics: Sequence[str]) -> list[wire.Route]:
@@ -196,7 +196,9 @@ class FakeTopics:
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
 
-    async def describe(self, name: str, *, asker: object) -> wire.TopicState:
+    async def describe(
+        self, name: str, *, asker: object, part_only: bool = False
+    ) -> wire.TopicState:
         self._check()
         return wire.TopicState(name, "disk", "main", 1, 0, 0)
 
