@@ -18,6 +18,7 @@ from runnel.broker.access import Access, MakeAccess, Scope, audited
 from runnel.broker.broker import Level, Published, ShardId
 from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
+from runnel.broker.live.subscription import LiveReader, Overflow, SubscribeRequest
 from runnel.broker.pages import Listed
 from runnel.broker.shard_fetcher import ShardFetchRequest, ShardFetchResult
 from runnel.client.connection import Deadline
@@ -28,11 +29,13 @@ from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, ShardState, TopicState
 from runnel.relay import merging
+from runnel.relay.live import RelayedSubscription
 from runnel.relay.publish_lines import RelayedPublish
 from runnel.relay.relays import Relays
 from runnel.security.authenticator import AuthenticatedClient
 from runnel.security.rights import Right
 from runnel.topics.partitions import partition_of_key
+from runnel.topics.patterns import Pattern
 
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -393,6 +396,17 @@ class RelayingAccess(ClusterAccess):
         async with request.while_waiting():
             with peer.while_waiting():
                 return await peer.ask(wire.Fetched, make, deadline=deadline, what=what)
+
+    @audited
+    async def subscribe(self, request: SubscribeRequest) -> LiveReader:
+        """Relayed by all nodes, which charge what they deliver to the token's rate."""
+        self._rules.check_read(request.patterns)
+        for text in request.patterns:
+            Pattern(text)
+        Overflow.checked(request.overflow)
+        subscription = RelayedSubscription(self._relays, self._token_text, request)
+        await subscription.open()
+        return subscription
 
     @audited
     async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:

@@ -40,6 +40,8 @@ _Key: TypeAlias = tuple[str | None, str, int]
 LINKS_MAX: Final = 1024
 # Requests of one link that wait for a message: they must not use up what a connection may leave unanswered.
 WAITING_PER_LINK_MAX: Final = 256
+# Live subscriptions, or consumers, of one link: a connection may have so many (native.subscriptions_max).
+STREAMS_PER_LINK_MAX: Final = 64
 _CONNECT_TIMEOUT_S: Final = 5.0
 _IDLE_S: Final = 30.0
 _SWEEP_S: Final = 5.0
@@ -58,6 +60,7 @@ class Peer:
         self._timers = timers
         self.under_way = 0
         self.waiting = 0  # requests that wait for a message
+        self.streams = 0  # live subscriptions and consumers
         self.used_ns = timers.monotonic_ns()
 
     @property
@@ -75,6 +78,14 @@ class Peer:
     def leave(self) -> None:
         self.under_way -= 1
         self.used_ns = self._timers.monotonic_ns()
+
+    def enter_stream(self) -> None:
+        self.streams += 1
+        self.enter()
+
+    def leave_stream(self) -> None:
+        self.streams -= 1
+        self.leave()
 
     @contextmanager
     def while_waiting(self) -> Iterator[None]:
@@ -154,6 +165,15 @@ class Peers:
             if peer.waiting < WAITING_PER_LINK_MAX:
                 return peer
             lane += 1
+
+    def for_streams(self, token: str | None, address: str) -> Peer:
+        """A link for a live subscription or a consumer: what they deliver does not delay answers."""
+        lane = -1
+        while True:
+            peer = self._get((token, address, lane))
+            if peer.streams < STREAMS_PER_LINK_MAX:
+                return peer
+            lane -= 1
 
     def _get(self, key: _Key) -> Peer:
         token, address, _ = key

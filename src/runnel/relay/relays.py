@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -51,11 +52,18 @@ class Relays:
         self.peers: Final = Peers(dial_to, timers, node.name)
         self.tasks: Final = OwnedTasks("the relays")
         self._lines: dict[tuple[str | None, ShardId], PublishLine] = {}
+        self.stream_numbers: Final = itertools.count(1)  # of live subscriptions, on all links
+        self.watchers: Final[dict[Callable[[], object], None]] = {}
+        """Called after nodes have come or gone."""
+        self.readers: Final[dict[Callable[[RunnelError], object], None]] = {}
+        """How the streams that are relayed are ended, when this node closes."""
         self._is_closed = False
         node.on_nodes_changed.append(self._on_nodes_changed)
 
     def _on_nodes_changed(self) -> None:
         self.peers.keep_only({node.address for node in self.node.nodes})
+        for watcher in list(self.watchers):
+            watcher()
 
     def deadline(self, extra_s: float = 0.0) -> Deadline:
         return Deadline(self.timers, RELAY_SECONDS_MAX + extra_s)
@@ -212,8 +220,11 @@ class Relays:
         self._is_closed = True
         if self._on_nodes_changed in self.node.on_nodes_changed:
             self.node.on_nodes_changed.remove(self._on_nodes_changed)
+        closed = ClosedError("this node is shutting down; connect again later")
         for line in list(self._lines.values()):
-            line.close(ClosedError("this node is shutting down; connect again later"))
+            line.close(closed)
+        for end in list(self.readers):
+            end(closed)
         await self.peers.close()
         self.tasks.cancel()
         await self.tasks.wait()

@@ -94,6 +94,32 @@ class LivePartSink(Protocol):
         """Report a gap that belongs to the next delivery of the shard."""
 
 
+class LiveReader(Protocol):
+    """A live subscription as protocols use it: of this broker, or merged from several nodes."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def partitions(self) -> Sequence[PartitionPlace]: ...
+    @property
+    def shards(self) -> Sequence[ShardPlace]: ...
+    @property
+    def elsewhere(self) -> Sequence[Owner]: ...
+    @property
+    def parts(self) -> PartSink | None: ...
+    def start(self) -> None:
+        """Begin to deliver."""
+
+    def grant(self, credit_bytes: int) -> None:
+        """Allow so many more bytes to be delivered."""
+
+    def pause(self) -> None:
+        """Deliver nothing, whatever the credit."""
+
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class SubscribeRequest(msgspec.Struct, frozen=True):
     """Asks for a live subscription to everything that matches one of the patterns."""
 

@@ -5,6 +5,13 @@ from runnel.client.consumer.deliveries import HeldDelivery, LeasedItem
 from runnel.client.consumer.ledger import ConsumerStatistics
 from runnel.client.consumer.start import OffsetMap, StartAt, partition_places, start_of, time_ns_of
 from runnel.client.consumer.subscription import Subscription
+from runnel.client.consumer.subscription_parts import (
+    NodeLinks,
+    PartDelivery,
+    PartsRequest,
+    SubscriptionParts,
+)
+from runnel.client.consumer.subscription_position import SubscriptionPosition
 from runnel.client.consumer.work import LateWork, LeasedBatch, Work, WorkBatch, WorkItem
 from runnel.client.consumer.worker_pool import OnError, is_async
 
@@ -15,10 +22,15 @@ __all__ = [
     "LateWork",
     "LeasedBatch",
     "LeasedItem",
+    "NodeLinks",
     "OffsetMap",
     "OnError",
+    "PartDelivery",
+    "PartsRequest",
     "StartAt",
     "Subscription",
+    "SubscriptionParts",
+    "SubscriptionPosition",
     "Work",
     "WorkBatch",
     "WorkItem",

@@ -17,7 +17,11 @@ import msgspec
 
 from runnel.client.connection import BrokerConnection, OnAnswer, Router, Timers
 from runnel.client.consumer.reconnecting_reader import ReconnectingReader
-from runnel.client.consumer.subscription_parts import PartsRequest, SubscriptionParts
+from runnel.client.consumer.subscription_parts import (
+    PartDelivery,
+    PartsRequest,
+    SubscriptionParts,
+)
 from runnel.client.consumer.subscription_position import SubscriptionPosition
 from runnel.client.results import Gap
 from runnel.errors import ClientFault, MalformedError, RunnelError, TimeoutExpiredError
@@ -226,8 +230,10 @@ class Subscription(ReconnectingReader):
             self._watch()
             self._parts.open()
 
-    def part_delivered(self, part: int, batches: Sequence[Batch], size: int) -> None:
-        self._arrived.append(_Arrived(batches, size, part=part))
+    def part_delivered(self, part: int, delivery: PartDelivery) -> None:
+        if not delivery.size:
+            return  # it only moves the place
+        self._arrived.append(_Arrived(delivery.batches, delivery.size, part=part))
         if self._waiting:
             self.wake()
 

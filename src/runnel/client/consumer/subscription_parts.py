@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from runnel.client.connection import (
     Handle,
     Link,
-    Router,
     Timers,
     backoff_s,
 )
@@ -34,10 +33,36 @@ from runnel.formats.batch import Batch, unpack_blocks
 _UNREAD_NAMED_MAX: Final = 10
 
 
+class PartDelivery(NamedTuple):
+    """What counts of a delivery. Its credit is to be returned, as `size` bytes."""
+
+    head: wire.Deliver
+    batches: Sequence[Batch]
+    tail: memoryview
+    is_whole: bool  # the batches are all that the tail has
+
+    @property
+    def size(self) -> int:
+        return len(self.tail)
+
+
+class NodeLinks(Protocol):
+    """The living nodes and the links to them: a client's `Router`."""
+
+    @property
+    def is_several(self) -> bool: ...
+    @property
+    def nodes(self) -> Sequence[wire.NodeState]: ...
+    def node_addresses(self) -> Sequence[str]: ...
+    def watch_nodes(self, on_change: Callable[[], object]) -> None: ...
+    def unwatch_nodes(self, on_change: Callable[[], object]) -> None: ...
+    def link(self, address: str) -> Link: ...
+
+
 class PartsOwner(Protocol):
     """The subscription, as its parts see it. Each call only queues."""
 
-    def part_delivered(self, part: int, batches: Sequence[Batch], size: int) -> None: ...
+    def part_delivered(self, part: int, delivery: PartDelivery) -> None: ...
     def part_missed(self, gap: wire.GapState) -> None: ...
     def parts_failed(self, error: RunnelError) -> None: ...
     def parts_changed(self) -> None:
@@ -59,7 +84,7 @@ class SubscriptionParts:
 
     def __init__(
         self,
-        router: Router,
+        router: NodeLinks,
         timers: Timers,
         owner: PartsOwner,
         request: PartsRequest,
@@ -323,7 +348,8 @@ class _NodePart:
     def delivered(self, head: wire.Deliver, tail: memoryview) -> None:
         parts, number, size = self._parts, self.number, len(tail)
         parts.shares.delivered(number, size)
-        accepted = parts.merge.delivered(number, head, unpack_blocks(tail))
+        given = unpack_blocks(tail)
+        accepted = parts.merge.delivered(number, head, given)
         if accepted is None:
             if size:
                 parts.shares.consumed(number, size)
@@ -331,8 +357,8 @@ class _NodePart:
             return
         for gap in accepted.gaps:
             parts.owner.part_missed(gap)
-        if size:
-            parts.owner.part_delivered(number, accepted.batches, size)
+        delivery = PartDelivery(head, accepted.batches, tail, accepted.batches is given)
+        parts.owner.part_delivered(number, delivery)
 
     def missed(self, notice: wire.GapNotice) -> None:
         for gap in self._parts.merge.missed(self.number, notice):

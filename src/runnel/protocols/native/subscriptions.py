@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
 from runnel.broker.access import Access
-from runnel.broker.broker import LiveDelivery, LiveSubscription, ShardId
-from runnel.broker.live.subscription import SubscribeRequest
+from runnel.broker.broker import LiveDelivery, ShardId
+from runnel.broker.live.subscription import LiveReader, LiveSubscription, SubscribeRequest
 from runnel.errors import ClientFault, LimitExceededError, RunnelError
 from runnel.formats import wire
 from runnel.protocols.native.answers import ended_notice
@@ -29,7 +30,7 @@ class Subscriptions:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._by_number: dict[int, LiveSubscription | _OpeningSubscription] = {}
+        self._by_number: dict[int, LiveReader | _OpeningSubscription] = {}
         self._is_paused = False
         self._is_closed = False
         self.messages_out = 0
@@ -85,7 +86,8 @@ class Subscriptions:
         )
         say(self._output, subscribed)
         if is_in_parts:
-            self.shards_came(number, access.served_for(subscription))
+            # Only a node's own subscription is in parts.
+            self.shards_came(number, access.served_for(cast(LiveSubscription, subscription)))
         if opening.unsubscribe_ids:
             subscription.close()
             self._forget(number, opening)
@@ -105,17 +107,17 @@ class Subscriptions:
             subscription is not None and subscription.parts is None
         ):
             raise ClientFault(f"subscription {number} has no shards to begin: it is not in parts")
-        begun = None
-        if subscription is not None:  # else it has just ended
-            begun = await access.begin_shards(subscription, request.shards, request.start)
-        if begun is None or subscription is None or subscription.is_closed:
+        begun, own = None, cast("LiveSubscription | None", subscription)
+        if own is not None:  # else it has just ended
+            begun = await access.begin_shards(own, request.shards, request.start)
+        if begun is None or own is None or own.is_closed:
             say(self._output, wire.Subscribed(request.id, number))
             return
         # No await since it has begun: its messages follow the answer.
         answer = wire.Subscribed(request.id, number, begun.partitions, begun.shards)
         say(self._output, answer)
         for shard, gap in begun.gaps:
-            subscription.report_gap(gap, shard if subscription.places is not None else None)
+            own.report_gap(gap, shard if own.places is not None else None)
 
     def grant(self, number: int, credit_bytes: int) -> None:
         """Add credit. No error for an unknown subscription: the request may have crossed the notice of its end."""

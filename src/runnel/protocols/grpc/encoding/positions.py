@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from runnel.broker.broker import LiveDelivery, LiveSubscription
+from runnel.broker.broker import LiveDelivery
+from runnel.broker.live.subscription import LiveReader
 from runnel.errors import ClientFault, MalformedError
 from runnel.formats.batch import Batch, Run
 from runnel.formats.heads import Natural
@@ -79,7 +80,7 @@ class StreamPosition:
             for place in given.partitions:
                 self._sent_before[place.topic, place.partition] = place.offset, place.epoch
 
-    def begin(self, subscription: LiveSubscription) -> None:
+    def begin(self, subscription: LiveReader) -> None:
         """Take over where the broker begins."""
         self._position.begin(subscription.partitions, subscription.shards)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeAlias
 
-from runnel.broker.broker import LiveDelivery, LiveSubscription
-from runnel.broker.live.subscription import SubscribeRequest
+from runnel.broker.broker import LiveDelivery
+from runnel.broker.live.subscription import LiveReader, SubscribeRequest
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.wire import GapState, Start
@@ -114,7 +114,7 @@ class GrpcLiveStream:
 
     # --- To the client ---
 
-    async def _write(self, subscription: LiveSubscription) -> None:
+    async def _write(self, subscription: LiveReader) -> None:
         outbox = self._outbox
         while await outbox.wait() and not self._is_closing:
             event = outbox.items.popleft()
