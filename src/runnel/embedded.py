@@ -16,7 +16,7 @@ from runnel.broker.log_maintenance import LogMaintenance
 from runnel.broker.monitoring.events import Events
 from runnel.broker.monitoring.store_statistics import StoreStatistics
 from runnel.client import Opening, open_bus
-from runnel.client.connection import Dial, Handle, LoopTimers, dial_to, parse_host
+from runnel.client.connection import Handle
 from runnel.cluster import ClusterNode
 from runnel.config import IN_MEMORY, Keep, Settings
 from runnel.formats.wire import Route
@@ -27,7 +27,7 @@ from runnel.platform.disk import RealDisk
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener
 from runnel.protocols.native.native_server import NativeServer
-from runnel.relay import Relays, access_maker
+from runnel.relay import Relays, access_maker, dialler
 from runnel.security.authenticator import Authenticator
 from runnel.topics.policies import Policies
 
@@ -146,7 +146,7 @@ async def _opened(
             authenticator = Authenticator.open(settings, clock)
             authenticator.on_token_changed.append(core.audit.token_changed)
             authenticator.start()
-            relays = None if node is None else Relays(core, node, _dial, LoopTimers())
+            relays = None if node is None else Relays(core, node, dialler())
             make_access = local_access(core) if relays is None else access_maker(relays)
             server = NativeServer(core, settings, authenticator, make_access)
             try:
@@ -160,11 +160,6 @@ async def _opened(
             await core.close()
     finally:
         workers.close()
-
-
-def _dial(address: str) -> Dial:
-    """How this node reaches another one."""
-    return dial_to(parse_host(address, None))
 
 
 class ClockTimers:

@@ -46,6 +46,7 @@ from runnel.platform.signals import handled_signals, hangup_ends
 from runnel.platform.tls import TlsFiles
 from runnel.platform.workers import ThreadWorkers
 from runnel.protocols.native.listener import Listener as NativeListener
+from runnel.relay import Relays, access_maker, dialler
 from runnel.security.authenticator import Authenticator
 from runnel.settings_reload import SettingsReload
 
@@ -207,6 +208,11 @@ async def open_server(settings: Settings, child: ChildParts | None = None) -> As
         opened.push_async_callback(authenticator.close)
         listeners: dict[str, ServerListener] = {}
         make_access = local_access(broker)
+        if child is not None and node is not None:
+            own_host = str(child.native[-1].getsockname()[0])
+            relays = Relays(broker, node, dialler(own_host, settings.native.tls_certificate))
+            opened.push_async_callback(relays.close)
+            make_access = access_maker(relays)
 
         async def start_listener(name: str, open_listener: OpenListener) -> None:
             listeners[name] = await open_listener(broker, authenticator, settings, make_access)

@@ -46,5 +46,6 @@ __all__ = [
     "connect",
     "connect_blocking",
     "connection",
+    "consumer",
     "open_bus",
 ]

@@ -2,12 +2,14 @@
 
 access          the verbs: done here, relayed to the owner of a shard, or done by every node and merged
 relays          what all accesses share: finding owners, asking every node for its part
-peers           links to other nodes, one for each caller's token
+live            live subscriptions over all nodes
+peers, dialling links to other nodes, one for each caller's token
 publish_lines   publishes that are relayed, in their order
 merging, stamps    parts of answers become one; whether they add up (pure)
 """
 
 from runnel.relay.access import access_maker
+from runnel.relay.dialling import dialler
 from runnel.relay.relays import Relays
 
-__all__ = ["Relays", "access_maker"]
+__all__ = ["Relays", "access_maker", "dialler"]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from runnel.broker.broker import Broker, ShardId
-from runnel.client.connection import Deadline, Dial, Timers, backoff_s, sleep
+from runnel.client.connection import Deadline, Dial, LoopTimers, Timers, backoff_s, sleep
 from runnel.cluster.state import ClusterView, Node
 from runnel.errors import ClosedError, MovedError, RunnelError, Unavailable
 from runnel.formats import wire
@@ -44,8 +44,14 @@ class Relays:
     """The links to other nodes, and what is on its way to them."""
 
     def __init__(
-        self, broker: Broker, node: ThisNode, dial_to: Callable[[str], Dial], timers: Timers
+        self,
+        broker: Broker,
+        node: ThisNode,
+        dial_to: Callable[[str], Dial],
+        timers: Timers | None = None,
     ) -> None:
+        """`timers` measure real time by default, also where a test moves the broker's clock."""
+        timers = timers or LoopTimers()
         self.broker: Final = broker
         self.node: Final = node
         self.timers: Final = timers
