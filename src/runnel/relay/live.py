@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runnel.broker.broker import LiveDelivery, ShardId
-from runnel.broker.live.subscription import PartSink, SubscribeRequest
+from runnel.broker.live.subscription import LivePartSink, SubscribeRequest
 from runnel.client.connection import Handle, Link
 from runnel.client.consumer import (
     PartDelivery,
@@ -108,7 +108,7 @@ class RelayedSubscription:
     """One live subscription over all nodes. For protocols it is what a `LiveSubscription` is."""
 
     elsewhere: Sequence[Owner] = ()
-    parts: PartSink | None = None  # the caller merges nothing
+    parts: LivePartSink | None = None  # the caller merges nothing
 
     def __init__(self, relays: Relays, token: str | None, request: SubscribeRequest) -> None:
         self.is_closed = False
