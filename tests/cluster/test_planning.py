@@ -229,3 +229,17 @@ def test_wish_that_nobody_fulfils_is_taken_back() -> None:
     assert (back.shard, back.node) == (shard(0), "")
     assert wishes.overdue(view, WISH_NS_MAX + 1) == []
     assert wishes.overdue(wished, WISH_NS_MAX + 2) == []  # another wish
+
+
+@pytest.mark.parametrize(
+    ("now", "is_news"),
+    [({"main/0": 105 * MB}, False), ({"main/0": 120 * MB}, True), ({}, True)],
+)
+def test_load_is_reported_when_it_has_changed(now: dict[str, float], is_news: bool) -> None:
+    assert (
+        planning.is_news(NodeLoad("a", 0, {"main/0": 100 * MB}), NodeLoad("a", 9, now)) == is_news
+    )
+
+
+def test_trickle_is_no_news() -> None:
+    assert not planning.is_news(NodeLoad("a", 0, {}), NodeLoad("a", 0, {"main/0": 1000.0}))

@@ -233,6 +233,7 @@ class Broker:
             self.share,
             last_value_bytes_max=settings.log.last_value_bytes_max,
             count_in=self._count_in,
+            moved=stores.moved,
         )
         page_bytes_max = min(settings.native.frame_bytes_max // 2, _PAGE_BYTES_MAX)
         self._fetcher = Fetcher(stores, settings.broker, clock, self._workers, page_bytes_max)

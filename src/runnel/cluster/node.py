@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from runnel.cluster.ownership import Drop, GiveUp, Ownership, ShardPhase, Take
-from runnel.cluster.planning import Wish, Wishes, is_planner, plan
+from runnel.cluster.planning import Wish, Wishes, is_news, is_planner, plan
 from runnel.cluster.state import ClusterState, ClusterView, Node, NodeLoad
 from runnel.errors import ClientFault, FencedError, MovedError, RunnelError, Unavailable
 from runnel.log.log import ShardId
@@ -35,7 +35,8 @@ _SETTLE_NS: Final = _NS_PER_SECOND // 2
 # A term's end is recorded before the shard's lock is released, so this delays the next owner.
 _END_ATTEMPTS: Final = 5
 _END_RETRY_S: Final = 0.05
-_ROUND_S: Final = 2.0  # between two reports of this node's load, and two looks at everybody's
+_ROUND_S: Final = 2.0  # between two looks at this node's load, and at everybody's
+_REPORT_NS_MAX: Final = 30 * _NS_PER_SECOND  # between two reports of a load that stays the same
 _GIVEN_UP_AT_ONCE_MAX: Final = (
     4  # shards of a node that drains; each one pauses until it is served again
 )
@@ -111,6 +112,8 @@ class ClusterNode:
         self._is_balanced = is_balanced
         self._wishes = Wishes()
         self._rounds: asyncio.Task[None] | None = None
+        self._reported: NodeLoad | None = None  # the load that the others know
+        self._reported_ns = 0
         self._tasks = OwnedTasks("the cluster node")
         self._timer: asyncio.Task[None] | None = None
         self._changes: dict[ShardId, asyncio.Future[None]] = {}  # somebody waits for these shards
@@ -367,7 +370,15 @@ class ClusterNode:
         """Report this node's load. The node that plans also looks at everybody's, and at wishes that stay open."""
         lag_ms, by_shard = self.load()
         bytes_per_s = {str(shard): load for shard, load in by_shard.items()}
-        await self.state.report_load(NodeLoad(self.name, lag_ms, bytes_per_s, os.getpid()))
+        load = NodeLoad(self.name, lag_ms, bytes_per_s, os.getpid())
+        now_ns = self._now_ns()
+        if (
+            self._reported is None
+            or is_news(self._reported, load)
+            or now_ns - self._reported_ns >= _REPORT_NS_MAX
+        ):
+            await self.state.report_load(load)
+            self._reported, self._reported_ns = load, now_ns
         view = self.state.view()
         if not is_planner(view, self.name):
             return

@@ -26,6 +26,7 @@ REST_NS: Final = 60 * _NS_PER_SECOND
 QUIET_NS: Final = 10 * _NS_PER_SECOND
 WISH_NS_MAX: Final = 10 * _NS_PER_SECOND
 _FALL_MIN: Final = 0.15
+_NEWS_SHARE: Final = 0.1
 IDLE_BYTES_PER_S: Final = 1024.0
 """A shard with less has no load."""
 
@@ -172,6 +173,15 @@ def _reason(source: str, full: float, target: str, empty: float) -> str:
 
 
 # --- Wishes that nobody fulfils ---
+
+
+def is_news(last: NodeLoad, load: NodeLoad) -> bool:
+    """Whether a load differs enough from the one reported last to be worth a commit."""
+    return any(
+        abs(load.bytes_per_s.get(shard, 0.0) - last.bytes_per_s.get(shard, 0.0))
+        > IDLE_BYTES_PER_S + _NEWS_SHARE * last.bytes_per_s.get(shard, 0.0)
+        for shard in load.bytes_per_s.keys() | last.bytes_per_s.keys()
+    )
 
 
 def is_planner(view: ClusterView, name: str) -> bool:

@@ -16,7 +16,7 @@ from runnel.broker.live.ephemeral_topics import EphemeralTopic, EphemeralTopics
 from runnel.broker.live.subscriptions import LiveSubscriptions
 from runnel.broker.message_batcher import Published
 from runnel.broker.topic_creator import TOPICS_PER_STEP
-from runnel.errors import BusyError, RunnelError
+from runnel.errors import BusyError, MovedError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.envelope import Codec, Envelope
 from runnel.log.log import Appended, Level, VisibleBatch
@@ -50,7 +50,10 @@ class _QueuedPublish(NamedTuple):
 
 
 class EphemeralPublisher:
-    """Publishes batches of ephemeral topics. Create it within a running loop; `count_in` counts accepted batches."""
+    """Publishes batches of ephemeral topics. Create it within a running loop.
+
+    `count_in` counts accepted batches; `moved` adds routes to an error.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class EphemeralPublisher:
         *,
         last_value_bytes_max: int,
         count_in: Callable[[Batch, int], None],
+        moved: Callable[[MovedError, Sequence[str]], MovedError],
     ) -> None:
         self._topics = topics
         self._subscriptions = subscriptions
@@ -70,6 +74,7 @@ class EphemeralPublisher:
         self._share = share
         self._last_value_bytes_max = last_value_bytes_max
         self._count_in = count_in
+        self._moved = moved
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_QueuedPublish] = deque()
         self._queued_bytes = 0
@@ -160,6 +165,8 @@ class EphemeralPublisher:
                     batch = await self._workers.submit(batch.uncompressed)
                 published = self._send(batch, level, prepared)
             except RunnelError as error:
+                if isinstance(error, MovedError):  # since it was queued
+                    error = self._moved(error, batch.envelope.topics)
                 if not answer.done():
                     answer.set_exception(error)
             else:
