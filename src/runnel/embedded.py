@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from os import PathLike, fspath
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ from runnel.security.authenticator import Authenticator
 from runnel.topics.policies import Policies
 
 MEMORY: Final = IN_MEMORY
+
+_B = TypeVar("_B", bound="Broker")
 
 
 class Broker:
@@ -65,19 +67,7 @@ class Broker:
         else:
             settings = msgspec.structs.replace(settings or Settings(), data=fspath(where))
         directory = None if settings.data == MEMORY else settings.data
-        async with _opened(settings, directory, clock or SystemClock()) as broker:
-            yield broker
-
-    @classmethod
-    @asynccontextmanager
-    async def open_node(
-        cls, settings: Settings, node: ClusterNode, clock: Clock
-    ) -> AsyncIterator[Broker]:
-        """Open one of several brokers that serve the directory `settings.data` (`runnel.testing.open_cluster`).
-
-        It serves nothing before `node.start`.
-        """
-        async with _opened(settings, settings.data, clock, node) as broker:
+        async with _opened(cls, settings, directory, clock or SystemClock()) as broker:
             yield broker
 
     def connect(self, *, name: str | None = None, deadline_s: float | None = 30) -> Opening:
@@ -105,6 +95,27 @@ class Broker:
             self._servers.remove(listener.server)
             await listener.close()
 
+    def statistics(self) -> dict[str, object]:
+        """The current content of `!system/metrics/broker`."""
+        return self._core.statistics()
+
+    async def sync(self) -> None:
+        """Wait until all messages published so far are stored."""
+        await self._core.sync()
+
+
+class NodeBroker(Broker):
+    """One of several brokers that serve a directory, in this event loop (`runnel.testing.open_cluster`)."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open_node(
+        cls, settings: Settings, node: ClusterNode, clock: Clock
+    ) -> AsyncIterator[NodeBroker]:
+        """Open a broker of the directory `settings.data`. It serves nothing before `node.start`."""
+        async with _opened(cls, settings, settings.data, clock, node) as broker:
+            yield broker
+
     def routes(self, topics: Sequence[str]) -> list[Route]:
         """Where messages of these topics go, whether the topics exist or not."""
         return self._core.routes(topics)
@@ -116,22 +127,15 @@ class Broker:
             for connection in list(server.connections):
                 connection.abort()
 
-    def statistics(self) -> dict[str, object]:
-        """The current content of `!system/metrics/broker`."""
-        return self._core.statistics()
-
-    async def sync(self) -> None:
-        """Wait until all messages published so far are stored."""
-        await self._core.sync()
-
 
 @asynccontextmanager
 async def _opened(
+    kind: type[_B],
     settings: Settings,
     directory: str | None,
     clock: Clock,
     node: ClusterNode | None = None,
-) -> AsyncIterator[Broker]:
+) -> AsyncIterator[_B]:
     workers = ThreadWorkers(settings.log.writers)
     try:
         core = await BrokerCore.open(
@@ -150,7 +154,7 @@ async def _opened(
             make_access = local_access(core) if relays is None else access_maker(relays)
             server = NativeServer(core, settings, authenticator, make_access)
             try:
-                yield Broker(core, authenticator, server, clock)
+                yield kind(core, authenticator, server, clock)
             finally:
                 await server.close()
                 if relays is not None:

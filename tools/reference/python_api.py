@@ -22,6 +22,7 @@ from runnel import errors
 from runnel.client import Opening, ShardPage
 from runnel.formats import wire, work_heads
 from runnel.log import reading
+from runnel.testing.cluster import EmbeddedCluster, EmbeddedNode
 from tools.reference.markdown import code, head, page, prose, table
 
 _WIDTH: Final = 100
@@ -147,6 +148,9 @@ PARTS: Final = (
             Shown(runnel.Broker, "runnel.Broker"),
             Shown(runnel.testing.open_broker, "runnel.testing.open_broker"),
             Shown(runnel.testing.BrokerThread, "runnel.testing.BrokerThread"),
+            Shown(runnel.testing.open_cluster, "runnel.testing.open_cluster"),
+            Shown(EmbeddedCluster, "runnel.testing.cluster.EmbeddedCluster"),
+            Shown(EmbeddedNode, "runnel.testing.cluster.EmbeddedNode"),
             Shown(runnel.testing.VirtualClock, "runnel.testing.VirtualClock"),
         ),
     ),

@@ -20,7 +20,7 @@ from runnel.client import Opening, connect
 from runnel.cluster import ClusterNode
 from runnel.cluster.memory import MemoryCluster
 from runnel.config import LogSettings, Settings
-from runnel.embedded import Broker, open_log
+from runnel.embedded import NodeBroker, open_log
 from runnel.log.log import ShardId
 from runnel.log.metadata.shared_records import SharedRecords
 from runnel.platform.clock import Clock, SystemClock
@@ -36,17 +36,18 @@ class EmbeddedNode:
         self.name: Final = name
         self._cluster = cluster
         self._stack: AsyncExitStack | None = None
-        self._broker: Broker
+        self._broker: NodeBroker
         self._node: ClusterNode
         self.url = ""
         """Where clients of any process reach it, while it runs: runnel://host:port."""
 
     @property
     def is_running(self) -> bool:
+        """Whether it was started, and not stopped or killed since."""
         return self._stack is not None
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> NodeBroker:
         """The broker of this node, while it runs."""
         if self._stack is None:
             raise RuntimeError(f"{self.name} does not run")
@@ -54,6 +55,7 @@ class EmbeddedNode:
 
     @property
     def node(self) -> ClusterNode:
+        """Its part in the cluster, for tests of Runnel itself."""
         return self._node
 
     def connect(self, *, name: str | None = None) -> Opening:
@@ -79,7 +81,7 @@ class EmbeddedNode:
             cluster=msgspec.structs.replace(cluster.settings.cluster, node=self.name),
         )
         async with AsyncExitStack() as stack:
-            opening = Broker.open_node(settings, self._node, cluster.clock)
+            opening = NodeBroker.open_node(settings, self._node, cluster.clock)
             self._broker = await stack.enter_async_context(opening)
             self.url = await stack.enter_async_context(self._broker.listen())
             await self._node.start(self.url.removeprefix("runnel://"))
@@ -116,6 +118,7 @@ class EmbeddedCluster:
         self.nodes: Final = [EmbeddedNode(f"node-{number + 1}", self) for number in range(nodes)]
 
     def node(self, name: str) -> EmbeddedNode:
+        """The node of this name: `node-1`, `node-2` and so on."""
         return next(node for node in self.nodes if node.name == name)
 
     def connect(self, *, name: str | None = None) -> Opening:
