@@ -228,3 +228,22 @@ async def test_loads_are_measured_and_shards_follow_them() -> None:
         for node in cluster.nodes:
             assert loads[node.name].keys() <= set(map(str, node.shards()))
             assert sum(loads[node.name].values()) > 0
+
+
+@scenario
+async def test_journal_that_changes_its_keep_goes_on_serving_what_it_has_on_disk() -> None:
+    disk = Settings(topics=(TopicRule(match="x", journal="x"),), log=SETTINGS.log)
+    memory = Settings(
+        topics=(TopicRule(match="x", keep=Keep.MEMORY, journal="x"),), log=SETTINGS.log
+    )
+    async with open_cluster(2, disk) as cluster:
+        async with cluster.connect() as bus:
+            await bus.publish("x", b"1")
+        for node in cluster.nodes:
+            await node.stop()
+        cluster.settings = memory
+        for node in cluster.nodes:
+            await node.start()
+        async with cluster.connect() as bus:
+            page = await bus.fetch("x")
+            assert [message.payload for message in page.messages] == [b"1"]

@@ -76,6 +76,7 @@ class Stores:
         self.live_shards: Final = live_shards
         self.loads: ShardLoads  # the broker sets it, if it is one of several
         self._away: set[ShardId] = set()
+        self._acquired: dict[ShardId, Store | LiveShards] = {}  # where there are several brokers
         self._used: set[ShardId] = (
             set()
         )  # by topics, with several brokers: perhaps never served yet
@@ -212,13 +213,19 @@ class Stores:
 
     async def acquire(self, shard: ShardId, above: int) -> int:
         """See `ShardHost`, as for the next three."""
-        return (await self._owner_of(shard).acquire(shard, above)).epoch
+        store = self._store_for(shard)
+        term = await store.acquire(shard, above)
+        self._acquired[shard] = store
+        return term.epoch
 
     async def release(self, shard: ShardId) -> None:
-        await self._owner_of(shard).release(shard)
+        store = self._acquired.get(shard)
+        if store is not None:
+            await store.release(shard)
+            self._acquired.pop(shard, None)  # dropped meanwhile, perhaps
 
     async def drop(self, shard: ShardId) -> None:
-        await self._owner_of(shard).drop(shard)
+        await self._acquired.pop(shard, self._store_for(shard)).drop(shard)
 
     def used_shards(self) -> Iterable[ShardId]:
         found: dict[ShardId, None] = {}
@@ -245,11 +252,12 @@ class Stores:
         """Topics that exist lie in these shards."""
         self._used.update(shards)
 
-    def _owner_of(self, shard: ShardId) -> Store | LiveShards:
+    def _store_for(self, shard: ShardId) -> Store | LiveShards:
+        """Who serves the shard when it is acquired: the log on disk, if it has topics in its journal."""
         if shard.journal == LIVE_JOURNAL and self.live_shards is not None:
             return self.live_shards
         is_memory = self.policies.keep_of_journal(shard.journal) is Keep.MEMORY
-        return self._memory if is_memory else self.main
+        return self._memory if is_memory and not _is_used(self.main, shard) else self.main
 
     def is_coming(self, topic: str, partition: int | None = None) -> bool:
         """Whether this node will serve the topic's partition, or one of its partitions, in a moment."""
@@ -386,6 +394,17 @@ def _is_away(log: Store, shard: ShardId) -> bool:
     except UnknownTopicError:
         pass  # nobody has used it yet
     return False
+
+
+def _is_used(log: Store, shard: ShardId) -> bool:
+    """Whether topics of the log use the shard, or did."""
+    try:
+        log.shard(shard)
+    except MovedError:
+        pass
+    except UnknownTopicError:
+        return False
+    return True
 
 
 def moved(shard: ShardId) -> MovedError:

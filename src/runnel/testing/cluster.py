@@ -110,7 +110,7 @@ class EmbeddedCluster:
 
     def __init__(self, directory: str, settings: Settings, clock: Clock, nodes: int) -> None:
         self.directory: Final = directory
-        self.settings: Final = settings
+        self.settings = settings
         self.clock: Final = clock
         self.state: Final = MemoryCluster(SystemClock())
         self.observer: Final = self.state.state("observer")  # as the parent of several processes
