@@ -26,7 +26,7 @@ async def check(history: History, owner: Member, shard: ShardId) -> None:
         if history.shard_of(key) == shard and owner.log.metadata.topics.find(key[0]) is not None:
             with suppress(UnknownTopicError):
                 await _check_partition(history, owner, key)
-    await _check_entries(history, owner, shard)
+    await history.at(owner, read_entries(history, owner, shard), "read_shard")
 
 
 def _look_at_metadata(history: History) -> None:
@@ -82,19 +82,24 @@ async def _check_last(
         raise Violation(f"{key} has lost its last value, {newest!r}")
 
 
-async def _check_entries(history: History, owner: Member, shard: ShardId) -> None:
-    view = owner.log.shard(shard)
+async def read_entries(history: History, owner: Member, shard: ShardId) -> None:
+    """Read a shard from its first entry to its end."""
+    log = owner.log
+    view = log.shard(shard)
     bounds = view.entries()
     position = Position(history.random.choice((0, view.epoch, 1)), bounds.first_offset)
     last = (0, 0)
     while position.entry < bounds.next_offset:
-        page = await history.at(owner, owner.log.read_shard(shard, position), "read_shard")
+        page = await log.read_shard(shard, position, bytes_max=900)
         for found in page.found:
             head = found.batch.envelope
             place = (head.entry, head.column64(head.epochs)[0])
             if place[0] <= last[0] or place[1] < last[1]:
                 raise Violation(f"{shard}: entry and epoch {place} come after {last}")
             last = place
+            read = found.wanted()
+            for message, run in zip(read.messages(), _run_of_rows(read), strict=True):
+                history.model.saw(shard, view.epoch, message, *run)
         if page.next_position.entry <= position.entry:
             raise Violation(f"{shard}: reading from {position} leads to {page.next_position}")
         position = page.next_position

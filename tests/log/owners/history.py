@@ -19,7 +19,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final, TypeVar
 
-from runnel.errors import MovedError, Unavailable, UnknownTopicError
+from runnel.errors import MovedError, OffsetGoneError, Unavailable, UnknownTopicError
 from runnel.log.group_store import BatchGroup
 from runnel.log.log import ShardId
 from runnel.log.metadata.shared_records import SharedRecords
@@ -28,7 +28,7 @@ from tests.fakes import lossy_store
 from tests.fakes.disk import FakeDisk
 from tests.fakes.power import PowerLoss
 from tests.fakes.workers import SimulatedWorkers
-from tests.log.owners.checks import check
+from tests.log.owners.checks import check, read_entries
 from tests.log.owners.member import Member, follow_tasks
 from tests.log.owners.model import Model
 from tests.log.owners.plan import KEYS, NAMES, draw_settings
@@ -71,6 +71,7 @@ class History(ProcessHistory):
         self.members: list[Member] = []
         self.traffic = Traffic(self)
         self._adding: dict[tuple[Member, ShardId], list[asyncio.Future[None]]] = {}
+        self._under_way: list[tuple[Member, asyncio.Task[Any]]] = []
         self._newest_term = -1  # of a named publisher
         self._loses_answers = Trouble.LOST_ANSWER in self.troubles
         self._count = self._terms = self._deaths = 0
@@ -84,7 +85,8 @@ class History(ProcessHistory):
                 self.add_state: 10,
                 self.purge: 2,
                 self.delete: 2,
-                self.trim: 3,
+                self.trim: 4,
+                self.read_beside: 5,
                 self.set_cursor: 2,
                 self.take_term: 2,
                 self.open_one: 4,
@@ -121,6 +123,7 @@ class History(ProcessHistory):
             await self.take_turns(self.random.choice((0, 0, 1, 4)))
             await self._bury()
             self.traffic.look_at_answers()
+            self._look_at_what_is_under_way()
             self.raise_loop_failures()
         await self._end()
 
@@ -136,6 +139,7 @@ class History(ProcessHistory):
         self._loses_answers = False
         for member in self.members:
             member.disk.crash_at(0)
+        await self._finish_what_is_under_way()
         if not self.members:
             await self._open(NAMES[0])
         for _ in range(2):
@@ -384,8 +388,33 @@ class History(ProcessHistory):
         owner = self.owner_of(shard)
         if owner is not None:
             self.say(f"{owner} trims {shard}")
-            with suppress(Unavailable):
-                await self.at(owner, owner.log.trim_shard(shard), "trim")
+            self._begin_at(owner, owner.log.trim_shard(shard))
+
+    async def read_beside(self) -> None:
+        """Read a shard to its end, whatever happens to it meanwhile."""
+        shard = self.some_shard()
+        owner = self.owner_of(shard)
+        if owner is not None:
+            self.say(f"{owner} reads {shard} …")
+            self._begin_at(owner, read_entries(self, owner, shard))
+
+    def _begin_at(self, member: Member, work: Coroutine[Any, Any, Any]) -> None:
+        """Start something that its shard may be lost under."""
+        self._under_way.append((member, member.start(work)))
+
+    def _look_at_what_is_under_way(self) -> None:
+        done = [each for each in self._under_way if each[1].done()]
+        self._under_way = [each for each in self._under_way if not each[1].done()]
+        for member, task in done:
+            if member.is_dead or task.cancelled() or (error := task.exception()) is None:
+                continue
+            if not isinstance(error, (Unavailable, OffsetGoneError, ProcessGone)):
+                raise error
+
+    async def _finish_what_is_under_way(self) -> None:
+        for member, task in self._under_way:
+            with suppress(ProcessGone, Unavailable, OffsetGoneError):
+                await self.at(member, _result_of(task), "what is under way")
 
     # --- What belongs to none ---
 
@@ -410,3 +439,7 @@ class History(ProcessHistory):
         owner = self.owner_of(shard)
         if owner is not None:
             await check(self, owner, shard)
+
+
+async def _result_of(task: asyncio.Task[Any]) -> Any:
+    return await task
