@@ -285,6 +285,8 @@ class LogStatistics(msgspec.Struct, frozen=True):
     shards: Sequence[ShardStatistics]
     open_files: int
     damage: Sequence[str]  # "path:position: problem", found since the log was opened
+    ended: Sequence[ShardStatistics] = ()
+    """Counters of shards that the log served before and serves no more, one for each journal."""
 
 
 class Recovered(msgspec.Struct, frozen=True):

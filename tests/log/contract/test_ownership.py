@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from runnel.broker.monitoring.store_statistics import StoreReading
 from runnel.config import TopicRule
 from runnel.errors import (
     MovedError,
@@ -64,6 +65,24 @@ async def test_released_shard_refuses_everything_and_the_others_go_on(at: At) ->
     # What belongs to no shard is still known.
     assert at.log.metadata.topics.get("a").shards == [MAIN]
     assert at.listener.heard == [("released", MAIN, view.epoch)]
+
+
+@scenario(TWO_JOURNALS)
+async def test_counters_of_a_log_do_not_fall_when_shards_go(at: At) -> None:
+    for _ in range(3):
+        await at.log.append(one("a", b"1", b"2"))
+        await at.log.append(one("b", b"1"))
+        await at.owner.release(MAIN)
+        await at.owner.acquire(MAIN)
+    await at.owner.drop(MAIN)
+    statistics = at.log.statistics()
+    assert [(each.shard, each.messages) for each in statistics.shards] == [(OTHER, 3)]
+    [ended] = statistics.ended
+    assert (ended.shard.journal, ended.entries, ended.messages) == ("main", 3, 6)
+    assert (ended.stored_bytes, ended.segments, ended.queued_batches) == (0, 0, 0)
+    reading = StoreReading.of({"disk": statistics})
+    assert (reading.total.messages, reading.total.shards) == (9, 1)
+    assert reading.journals["main"].messages == 6
 
 
 @scenario()

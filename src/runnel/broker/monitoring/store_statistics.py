@@ -42,15 +42,19 @@ class JournalStatistics(msgspec.Struct, gc=False):
 
     def add(self, shard: ShardStatistics) -> None:
         self.shards += 1
-        self.messages += shard.messages
-        self.bytes += shard.bytes
         self.stored_bytes += shard.stored_bytes
         self.segments += shard.segments
         self.queued_batches += shard.queued_batches
         self.queued_bytes += shard.queued_bytes
+        self.read_only_shards += shard.is_read_only
+        self.add_counters(shard)
+
+    def add_counters(self, shard: ShardStatistics) -> None:
+        """Add what only grows, also of a shard that has gone."""
+        self.messages += shard.messages
+        self.bytes += shard.bytes
         self.failed_batches += shard.failed_batches
         self.unknown_outcomes += shard.unknown_outcomes
-        self.read_only_shards += shard.is_read_only
         self.syncs += shard.syncs
         self.sync_time_ns += shard.sync_time_ns
         self.sync_time_max_ns = max(self.sync_time_max_ns, shard.sync_time_max_ns)
@@ -91,6 +95,9 @@ class StoreReading(msgspec.Struct, frozen=True):
                 stored_bytes[shard.shard.journal] += shard.stored_bytes
                 journals.setdefault(shard.shard.journal, JournalStatistics()).add(shard)
                 total.add(shard)
+            for ended in statistics.ended:
+                journals.setdefault(ended.shard.journal, JournalStatistics()).add_counters(ended)
+                total.add_counters(ended)
             peaks[name].stored_bytes = max(stored_bytes.values(), default=0)
         largest = heapq.nlargest(
             _LARGEST_MAX, journals, key=lambda name: journals[name].stored_bytes

@@ -647,6 +647,7 @@ class DiskLog:
             shards=[shard.statistics() for shard in self._owned],
             open_files=len(self._files),
             damage=list(self._damage),
+            ended=self._owned.ended_terms.statistics(),
         )
 
     def _on_damage(self, damage: Damage) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from runnel.errors import LockedError, RunnelError, UnknownTopicError
 from runnel.log.disk.shard import DiskShard
 from runnel.log.disk.shard_factory import ShardFactory
+from runnel.log.ended_terms import EndedTerms
 from runnel.log.log import ShardId, TermRecords
 from runnel.log.metadata.state_journal import StateJournals
 from runnel.log.metadata.topic_table import TopicTable
@@ -62,6 +63,7 @@ class OwnedShards:
         self._changing: dict[ShardId, asyncio.Lock] = {}  # held while a term begins or ends
         self._changes: set[asyncio.Task[Any]] = set()
         self._refusal: RunnelError | None = None
+        self.ended_terms: Final = EndedTerms()
         self.first_epoch = 1
         """Of shards that have none recorded."""
 
@@ -208,6 +210,7 @@ class OwnedShards:
             return False
         view = self.view(shard.id)
         del self.shards[shard.id], self._views[shard.id]
+        self.ended_terms.add(shard.statistics())
         self._given_up[shard.id] = shard.epoch
         view.end()
         self._factory.listener.on_shard_released(view)

@@ -20,6 +20,7 @@ from runnel.config import Keep, Settings
 from runnel.errors import ClientFault, ClosedError, UnknownTopicError
 from runnel.formats.batch import Batch
 from runnel.formats.single_messages import messages_of
+from runnel.log.ended_terms import EndedTerms
 from runnel.log.log import (
     SCAN_BYTES,
     Appended,
@@ -103,6 +104,7 @@ class MemoryLog:
         self._journals: dict[str, MemoryJournal] = {}
         self._states: dict[ShardId, MemoryState] = {}
         self._released: dict[ShardId, int] = {}  # with their last epoch
+        self._ended_terms = EndedTerms()
         self._terms = terms
         self._changing: dict[ShardId, asyncio.Lock] = {}  # held while a term begins or ends
         self._is_closed = False
@@ -230,7 +232,9 @@ class MemoryLog:
         if self._views.get(shard) is not view:
             return  # it has ended meanwhile, or the log was closed
         del self._views[shard]
-        self._shards.pop(shard).leave_journal()
+        ended = self._shards.pop(shard)
+        self._ended_terms.add(ended.statistics())
+        ended.leave_journal()
         self._states.pop(shard, None)
         self._released[shard] = view.epoch
         for topic in self._topics:
@@ -365,6 +369,7 @@ class MemoryLog:
             shards=[shard.statistics() for shard in self._shards.values()],
             open_files=0,
             damage=(),
+            ended=self._ended_terms.statistics(),
         )
 
     async def close(self) -> None:
