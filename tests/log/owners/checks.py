@@ -51,13 +51,14 @@ async def _check_partition(history: History, owner: Member, key: TopicPartition)
     offsets: list[int] = []
     offset = bounds.first_offset
     while offset < bounds.next_offset:
+        removed = history.model.removed()
         page = await history.at(owner, log.read(*key, offset, bytes_max=900), "read")
         if page.gaps:
             raise Violation(f"{key} has damage that nobody did: {page.gaps}")
         for found in page.found:
             read = found.wanted()
             for message, run in zip(read.messages(), _run_of_rows(read), strict=True):
-                history.model.saw(shard, log.shard(shard).epoch, message, *run)
+                history.model.saw(shard, log.shard(shard).epoch, removed, message, *run)
                 if offset <= message.offset < bounds.next_offset:
                     offsets.append(message.offset)
         offset = page.next_offset
@@ -90,6 +91,7 @@ async def read_entries(history: History, owner: Member, shard: ShardId) -> None:
     position = Position(history.random.choice((0, view.epoch, 1)), bounds.first_offset)
     last = (0, 0)
     while position.entry < bounds.next_offset:
+        removed = history.model.removed()
         page = await log.read_shard(shard, position, bytes_max=900)
         for found in page.found:
             head = found.batch.envelope
@@ -99,7 +101,7 @@ async def read_entries(history: History, owner: Member, shard: ShardId) -> None:
             last = place
             read = found.wanted()
             for message, run in zip(read.messages(), _run_of_rows(read), strict=True):
-                history.model.saw(shard, view.epoch, message, *run)
+                history.model.saw(shard, view.epoch, removed, message, *run)
         if page.next_position.entry <= position.entry:
             raise Violation(f"{shard}: reading from {position} leads to {page.next_position}")
         position = page.next_position

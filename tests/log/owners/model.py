@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runnel.formats.message import Message
 from runnel.log.log import Appended, OffsetBounds, ShardId
@@ -42,6 +43,13 @@ class Sent:
     def __str__(self) -> str:
         publisher = "" if self.producer is None else " of {}:{}".format(*self.producer)
         return f"batch {self.payloads[0].split(b'.')[0].decode()}{publisher}"
+
+
+class Removed(NamedTuple):
+    """The floors of partitions, and the generations of topics, at one moment."""
+
+    floors: dict[TopicPartition, int]
+    generations: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -147,9 +155,20 @@ class Model:
 
     # --- Reading ---
 
+    def removed(self) -> Removed:
+        """What a reader that begins now must not be given."""
+        return Removed(dict(self.floors), dict(self.generations))
+
     def saw(
-        self, shard: ShardId, owner_epoch: int, message: Message, entry: int, epoch: int
+        self,
+        shard: ShardId,
+        owner_epoch: int,
+        removed: Removed,
+        message: Message,
+        entry: int,
+        epoch: int,
     ) -> None:
+        """A reader at an owner was given a message. `removed` is of the moment when it asked."""
         key = (message.topic, message.partition)
         sent = self._sent.get(message.payload)
         if sent is None or sent.key != key:
@@ -158,13 +177,11 @@ class Model:
             )
         row = sent.payloads.index(message.payload)
         self._establish(shard, sent, message.offset - row, entry)
-        if message.offset < self.floors.get(key, 1) or sent.generation < self._generation(sent):
+        is_former = sent.generation < removed.generations.get(key[0], 1)
+        if is_former or message.offset < removed.floors.get(key, 1):
             raise Violation(f"{key}@{message.offset} ({sent}) was removed, and is served")
         if epoch > owner_epoch or (sent.producer is None and epoch != sent.epoch):
             raise Violation(f"{sent} has epoch {epoch}, and was given to {sent.epoch}")
-
-    def _generation(self, sent: Sent) -> int:
-        return self.generations.get(sent.key[0], 1)
 
     def required(self, key: TopicPartition) -> set[int]:
         """The offsets that a reader of everything must find, if retention takes nothing."""
