@@ -18,7 +18,7 @@ from tests.simulation.seeds import Seeds
 
 SEEDS = Seeds(fixed=200, daily=100, chunk=50)
 # Each mutant has to show within so many histories, unless a seed is noted that shows it.
-SEEDS_FOR_A_MUTANT = range(60)
+SEEDS_FOR_A_MUTANT = range(400)
 
 
 @pytest.mark.parametrize("seeds", SEEDS.chunks())
