@@ -1,7 +1,7 @@
 """A program in the place of a broker's child. What it does is drawn from the file that its first word names.
 
-The file has a line for each thing that this child does next: `serve`, `crash`, `refuse`, `hang`. The line is taken out
-of the file when it begins. Without a line it serves. It writes what it hears to standard error.
+The file has a line for each thing that this child does next: `serve`, `crash`, `refuse`, `hang`, `vanish`, `stubborn`.
+The line is taken out of the file when it begins. Without a line it serves. It writes what it hears to standard error.
 """
 
 from __future__ import annotations
@@ -61,11 +61,14 @@ def main() -> int:
 
     assert launch.settings.cluster.node == node
     listening = socket(fileno=launch.sockets["native"])
-    say(f"launched life={launch.life} former={launch.former_end!r}")
+    manager = os.environ.get("NOTIFY_SOCKET")
+    say(f"launched life={launch.life} former={launch.former_end!r} manager={manager}")
     deed = next_deed(Path(path), node)
     end.sendall(encode(Heartbeat()))
     end.sendall(encode(Joined(launch.life, f":{launch.number}")))
     match deed:
+        case "vanish":
+            return 0
         case "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         case "refuse":

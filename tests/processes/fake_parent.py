@@ -28,6 +28,10 @@ class _Directory:
 
     recovered: Sequence[str] = ()
 
+    def life_of(self, name: str) -> int | None:
+        _say(f"life of {name}")
+        return None
+
     async def declare_dead(self, name: str, incarnation: int) -> None:
         _say(f"dead {name} {incarnation}")
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -63,7 +63,9 @@ class RunningParent:
 
 
 @contextmanager
-def running_parent(directory: Path, count: int, *deeds: str) -> Iterator[RunningParent]:
+def running_parent(
+    directory: Path, count: int, *deeds: str, environment: Mapping[str, str] | None = None
+) -> Iterator[RunningParent]:
     """A parent with so many children. Each deed is `NODE WHAT`, taken one for each life."""
     (directory / "deeds").write_text("".join(f"{deed}\n" for deed in deeds))
     with (
@@ -72,6 +74,7 @@ def running_parent(directory: Path, count: int, *deeds: str) -> Iterator[Running
             [sys.executable, str(PARENT), str(directory / "deeds"), str(count)],
             stdout=subprocess.PIPE,
             stderr=stderr,
+            env=environment,
         ) as process,
     ):
         try:
@@ -110,11 +113,38 @@ def test_killed_child_is_declared_dead_and_started_again(tmp_path: Path) -> None
         parent.wait_listening()
         os.kill(parent.pid_of("node-2"), signal.SIGKILL)
         parent.wait_for(r"^parent \d+ dead node-2 1$")
-        parent.wait_for(r"^node-2 \d+ launched life=2 former='SIGKILL'$")
+        parent.wait_for(r"^node-2 \d+ launched life=2 former='SIGKILL' ")
         parent.wait_for(r"^log a process has ended and is started again process=node-2 end=SIGKILL")
         assert len(parent.matching(r"^node-1 \d+ launched")) == 1
         parent.process.send_signal(signal.SIGTERM)
         assert parent.wait_end() == 0
+
+
+def test_child_that_ends_unasked_is_declared_dead_whatever_its_exit_code_is(
+    tmp_path: Path,
+) -> None:
+    with running_parent(tmp_path, 2, "node-1 serve", "node-1 vanish") as parent:
+        parent.wait_listening()
+        os.kill(parent.pid_of("node-1"), signal.SIGKILL)
+        parent.wait_for(r"^parent \d+ dead node-1 2$")
+        parent.wait_for(r"^node-1 \d+ launched life=3 former='' ")
+        parent.process.send_signal(signal.SIGTERM)
+        assert parent.wait_end() == 0
+
+
+def test_service_manager_hears_of_the_whole_broker_from_the_parent(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(SECONDS_MAX)
+        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with running_parent(tmp_path, 2, environment=environment) as parent:
+            parent.wait_listening()
+            assert manager.recv(100) == b"READY=1"
+            parent.process.send_signal(signal.SIGTERM)
+            assert manager.recv(100) == b"STOPPING=1"
+            assert parent.wait_end() == 0
+            found = parent.matching(r"launched .* manager=(.*)$")
+            assert {each[1] for each in found} == {"None"}
 
 
 def test_crash_loop_slows_down(tmp_path: Path) -> None:

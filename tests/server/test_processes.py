@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
 from runnel.client import Bus, connect
+from runnel.protocols.grpc.generated import runnel_pb2 as pb
 from tests.server.load import SMALL, TOPICS, ClientLoad, FoundMessage, TopicPartition
 from tests.server.server_process import SECONDS_MAX, ServerProcess, held_port, running_server
 from tests.server.test_sigkill import check_order, check_places, check_promises
@@ -198,11 +200,24 @@ def test_one_process_writes_what_it_always_did(tmp_path: Path) -> None:
 
 def test_all_children_accept_connections_of_the_shared_ports(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running_server(tmp_path, listeners=("http",), options=SEVERAL) as server:
+        async with running_server(tmp_path, listeners=("http", "grpc"), options=SEVERAL) as server:
             seen: set[str] = set()
             async with asyncio.timeout(SECONDS_MAX):
                 while seen != NODES:
                     seen.add(await asyncio.to_thread(_node_of, server.addresses["http"]))
+            called: set[str] = set()
+            async with asyncio.timeout(SECONDS_MAX):
+                while called != NODES:
+                    # Otherwise channels to one address share their connection.
+                    own = [("grpc.use_local_subchannel_pool", 1)]
+                    address = server.addresses["grpc"]
+                    async with grpc.aio.insecure_channel(address, options=own) as channel:
+                        ping = channel.unary_unary(
+                            "/runnel.v1.Runnel/Ping",
+                            request_serializer=pb.PingRequest.SerializeToString,
+                            response_deserializer=pb.PingResponse.FromString,
+                        )
+                        called.add((await ping(pb.PingRequest())).node)
             native: set[str] = set()
             async with asyncio.timeout(SECONDS_MAX):
                 while native != NODES:

@@ -57,6 +57,11 @@ class ParentDirectory:
             logger.warning("the data directory was recovered", found=line)
         return parent
 
+    def life_of(self, name: str) -> int | None:
+        """The incarnation of a node that lives, as far as is known; None: it does not."""
+        node = self._state.view().nodes.get(name)
+        return node.incarnation if node is not None and node.is_alive else None
+
     async def declare_dead(self, name: str, incarnation: int) -> None:
         """Fence a node whose process has ended. Unavailable: try again."""
         await self._state.declare_dead(name, incarnation)

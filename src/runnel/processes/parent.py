@@ -70,6 +70,10 @@ class NodesDirectory(Protocol):
         """The problems that opening found, as lines for an operator."""
         ...
 
+    def life_of(self, name: str) -> int | None:
+        """The incarnation of a node that lives, as far as is known; None: it does not."""
+        ...
+
     async def declare_dead(self, name: str, incarnation: int) -> None:
         """Fence a node whose process has ended. Unavailable: try again."""
 
@@ -322,9 +326,12 @@ class Parent:
         number, exit_code = reaped.number, reaped.exit_code
         end = _named_end(exit_code) if reaped.failure is None else reaped.failure[1]
         self._former_ends[number] = end
-        incarnation = self._children[number].incarnation
-        if incarnation is not None and exit_code != 0:
-            self._tasks.start(self._declare_dead(self._name(number), incarnation))
+        name = self._name(number)
+        # It may have ended before it could say in which incarnation it had joined.
+        incarnation = self._children[number].incarnation or self._directory.life_of(name)
+        has_left = reaped.is_expected and exit_code == 0
+        if incarnation is not None and not has_left:
+            self._tasks.start(self._declare_dead(name, incarnation))
         if reaped.restart_in_ns is not None:
             logger.error(
                 "a process has ended and is started again",
