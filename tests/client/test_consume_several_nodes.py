@@ -252,6 +252,55 @@ def test_flush_waits_for_acks_whose_shard_moves() -> None:
     asyncio.run(scenario())
 
 
+def test_a_member_without_a_name_keeps_its_place_when_shards_move() -> None:
+    async def scenario() -> None:
+        async with (
+            several() as (cluster, bus),
+            bus.consume("s", "t/*", mode="multicast") as first,
+            bus.consume("s", mode="multicast", start="earliest") as second,
+        ):
+            assert {work.offset for work in await take(second, 12)} == {1}
+            await publish(bus, 24)
+            works = await take(first, 24)
+            await first.ack(*works[:12], stored=True)
+            for topic in TOPICS:
+                await elsewhere(cluster, topic)
+            await publish(bus, 12)
+            more = await take(first, 12)
+            assert {work.offset for work in more} == {4}
+            await first.ack(*works[12:], *more, stored=True)
+            for topic in TOPICS:
+                await elsewhere(cluster, topic)
+            await publish(bus, 12)
+            assert {work.offset for work in await take(first, 12)} == {5}
+            assert Counter(work.offset for work in await take(second, 48)) == dict.fromkeys(
+                (2, 3, 4, 5), 12
+            )
+            assert not first.late
+
+    asyncio.run(scenario())
+
+
+def test_what_a_member_without_a_name_had_done_is_forgotten_with_it() -> None:
+    async def scenario() -> None:
+        async with several() as (cluster, bus):
+            async with bus.consume("s", "t/*", mode="multicast", start="earliest") as consumer:
+                await consumer.ack(*await take(consumer, 12), stored=True)
+                for topic in TOPICS:
+                    await elsewhere(cluster, topic)
+
+            def is_forgotten() -> bool:
+                return not any(
+                    journal.table.members()
+                    for node in cluster.nodes
+                    for journal in node.broker._core.consumer_groups._state.all()
+                )
+
+            await cluster.until(is_forgotten)
+
+    asyncio.run(scenario())
+
+
 # --- Nodes that come and go ---
 
 

@@ -263,6 +263,7 @@ def test_every_verb_of_the_broker_is_one_of_access() -> None:
     of_work = {name for name in vars(ConsumerGroups) if not name.startswith(("_", "on_"))}
     not_for_callers = {
         "before_release",  # an event of the logs that may wait
+        "abandon",  # as the end of a process, for embedded clusters
         "open",
         "recovered",
         "sync",

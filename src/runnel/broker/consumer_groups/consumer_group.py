@@ -29,6 +29,7 @@ from runnel.broker.monitoring.events import EventKind, Events
 from runnel.broker.monitoring.metrics import Metrics
 from runnel.broker.stores import Stores, moved
 from runnel.errors import MovedError, RunnelError, Unavailable, UnknownTopicError
+from runnel.formats.heads import Start
 from runnel.formats.work_heads import Attempt, DeliveryPart, HeldLease, Lease, Picked
 from runnel.group_rules import masks
 from runnel.group_rules.ack_set import AckSet
@@ -42,6 +43,7 @@ from runnel.group_rules.records import (
     HeldRecord,
     PartitionAcks,
     PickedRecord,
+    at_record,
 )
 from runnel.log.log import OwnedShard
 from runnel.platform.clock import Clock
@@ -105,6 +107,7 @@ class ConsumerGroup:
         self.group: Final = Group(definition.options, is_keyed=definition.mode is Mode.KEY_SHARED)
         # The first offsets of partitions that have no stored state.
         self.begins: dict[TopicPartition, int] = {}
+        self.later_start = Start("earliest")  # of a member without a name, in shards that come
         self._parts = parts
         self._consumers: dict[int, _GroupConsumer] = {}
         self._last_consumer = 0
@@ -168,7 +171,7 @@ class ConsumerGroup:
     def _stored_state(self, key: TopicPartition, floor: int) -> tuple[AckSet, dict[int, Failure]]:
         state = (
             self._shards[key].table.get(self.definition.id, self.member, key)
-            if self.is_durable
+            if self.is_durable or self._parts.errands.is_shared
             else None
         )
         if state is None:
@@ -317,6 +320,23 @@ class ConsumerGroup:
             if known.part is not None:
                 known.part.sink.moving(known.number, journal.epoch, deliveries)
 
+    def _note_state(
+        self, key: TopicPartition, journal: ShardAckJournal, state: PartitionAcks
+    ) -> None:
+        """Store the state of a member without a name, which only its groups have, for the next owner."""
+        behind_ns = self._parts.clock.time_ns() - self._parts.clock.monotonic_ns()
+        failures = {
+            offset: Failure(
+                each.failures,
+                each.not_before_ns + behind_ns,
+                each.first_delivery_ns and each.first_delivery_ns + behind_ns,
+                each.reason,
+            )
+            for offset, each in state.failures.items()
+        }
+        stored = PartitionAcks(state.acked, failures)
+        journal.note(at_record(self.definition.id, self.member, key, stored))
+
     def _shrink_window(
         self,
         consumer_id: int,
@@ -358,7 +378,10 @@ class ConsumerGroup:
         for key in keys:
             state = self.group.partition_state(key)
             if not self.is_durable and state is not None:
-                self._set_aside[key] = PartitionAcks(state.acked.copy(), state.failures)
+                if is_passed_on:
+                    self._note_state(key, journal, state)
+                else:
+                    self._set_aside[key] = PartitionAcks(state.acked.copy(), state.failures)
             if is_passed_on:
                 self._pass_on(key, journal)
             self.uncover(key, is_passed_on=is_passed_on)
@@ -649,7 +672,7 @@ class ConsumerGroup:
             self.wake()
         elif covered is None and is_stored and journal.is_being_released:
             # The shard is being released, and waits for this: else the dead letter would be written twice.
-            if self.is_durable:
+            if self.is_durable or self._has_holders:
                 journal.note_acked(self.definition.id, self.member, key, offset, offset + 1)
             elif (aside := self._set_aside.get(key)) is not None:
                 aside.acked.add(offset, offset + 1)

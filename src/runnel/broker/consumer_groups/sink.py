@@ -36,7 +36,7 @@ class WorkDelivery:
         return self._run.messages_of(self._base, self._mask)
 
 
-class PartSink(Protocol):
+class HolderSink(Protocol):
     """Where a consumer learns more that has joined at every node of a cluster. Each call only queues."""
 
     def moving(self, consumer: int, epoch: int, deliveries: Sequence[int]) -> None: ...
@@ -48,7 +48,7 @@ class HeldPart(msgspec.Struct, frozen=True):
     """A consumer that has joined at every node: its own id, and where its part at this node learns more."""
 
     holder: str
-    sink: PartSink
+    sink: HolderSink
 
 
 class WorkSink(Protocol):

@@ -43,7 +43,7 @@ from runnel.formats.work_heads import Consume, WorkOptions
 from runnel.group_rules import definition as definitions
 from runnel.group_rules.definition import Definition, MemberRecord, Mode, SubscriptionOptions
 from runnel.group_rules.records import AtRecord, ForgottenRecord
-from runnel.log.log import LogTopic, OwnedShard, VisibleBatch
+from runnel.log.log import LogTopic, MessageLog, OwnedShard, VisibleBatch
 from runnel.topics.names import TopicPartition
 from runnel.topics.pattern_index import PATTERNS_PER_SUBSCRIBER_MAX, PatternIndex
 from runnel.topics.patterns import Pattern, any_of
@@ -53,6 +53,8 @@ _WINDOW_BYTES_MAX: Final = 2**30
 _MAINTENANCE_INTERVAL_S: Final = 1.0
 _TOPICS_PER_STEP: Final = 500
 _TOPICS_LISTED_MAX: Final = 20
+# Within this time the consumer of a member without a name has joined here, or it is gone.
+_STRANGERS_WAIT_NS: Final = 30_000_000_000
 
 
 class WorkSubscription:
@@ -509,7 +511,8 @@ class WorkSubscriptions:
                     f"subscription {name!r} does not exist; name its topics to make it"
                 )
             subscription = await self._make_or_check(wanted, account)
-            consumer_group, member = await self._consumer_group_for(subscription, request)
+            holder = "" if part is None else part.holder
+            consumer_group, member = await self._consumer_group_for(subscription, request, holder)
             try:
                 await self._activate(subscription, consumer_group)
                 if self._by_name.get(name) is not subscription:
@@ -530,7 +533,7 @@ class WorkSubscriptions:
         )
 
     async def _consumer_group_for(
-        self, subscription: WorkSubscription, request: Consume
+        self, subscription: WorkSubscription, request: Consume, holder: str
     ) -> tuple[ConsumerGroup, str]:
         definition = subscription.definition
         if definition.mode is not Mode.MULTICAST:
@@ -542,16 +545,7 @@ class WorkSubscriptions:
             return self._consumer_group(subscription, ""), ""
         start = request.start or Start("latest")
         if not request.member:
-            begins = await self._begins(subscription, start)
-            unnamed = ConsumerGroup(
-                definition,
-                f"{definitions.UNNAMED_MARK}{next(self._unnamed)}",
-                self._parts,
-                is_durable=False,
-            )
-            unnamed.begins = begins
-            subscription.consumer_groups[unnamed.member] = unnamed
-            return unnamed, ""
+            return await self._unnamed_group(subscription, start, holder), ""
         definitions.check_member(request.member)
         if request.member not in subscription.members:
             await self._begin(subscription, request.member, start)
@@ -571,6 +565,23 @@ class WorkSubscriptions:
             )
         )
         return consumer_group, request.member
+
+    async def _unnamed_group(
+        self, subscription: WorkSubscription, start: Start, holder: str
+    ) -> ConsumerGroup:
+        """The group of a new member without a name. One that joins at every node has the same name at all of them."""
+        now_ns = self._parts.clock.time_ns()
+        begins = await self._begins(subscription, start)
+        member = f"{definitions.UNNAMED_MARK}{holder or next(self._unnamed)}"
+        former = subscription.consumer_groups.get(member)
+        if former is not None:  # the broker has not noticed yet that its connection is lost
+            self._end(subscription, former, MemberReplacedError("its consumer has joined anew"))
+        definition = subscription.definition
+        unnamed = ConsumerGroup(definition, member, self._parts, is_durable=False)
+        unnamed.begins = begins
+        unnamed.later_start = Start("time", time_ns=now_ns) if start.kind == "latest" else start
+        subscription.consumer_groups[member] = unnamed
+        return unnamed
 
     def _consumer_group(self, subscription: WorkSubscription, member: str) -> ConsumerGroup:
         consumer_group = subscription.consumer_groups.get(member)
@@ -599,7 +610,10 @@ class WorkSubscriptions:
             return
         self._active.discard(consumer_group)
         if not consumer_group.is_durable:
-            subscription.consumer_groups.pop(consumer_group.member, None)
+            if subscription.consumer_groups.get(consumer_group.member) is consumer_group:
+                del subscription.consumer_groups[consumer_group.member]
+            if self._definitions.is_shared:
+                self._forget(subscription, consumer_group.member)  # what came with a shard
             subscription.redelivered_before += consumer_group.group.releases
             self._changes += 1
 
@@ -659,7 +673,12 @@ class WorkSubscriptions:
 
     def on_shard_acquired(self, shard: OwnedShard) -> None:
         """Read the state of a shard that has come. The active groups cover its partitions again."""
-        self._parts.state.of_shard(shard)
+        journal = self._parts.state.of_shard(shard)
+        if any(
+            member.startswith(definitions.UNNAMED_MARK) for _, member in journal.table.members()
+        ):
+            due_ns = self._parts.clock.monotonic_ns() + _STRANGERS_WAIT_NS
+            self._parts.timers.set(due_ns, lambda: self._forget_strangers(shard))
         if self._active:
             self._parts.tasks.start(self._cover(shard))
 
@@ -688,13 +707,39 @@ class WorkSubscriptions:
                     durable = [each.member for each in groups if each.is_durable]
                     with suppress(RunnelError):  # a disk that stores nothing: the acks will say so
                         await self._begin_missing(subscription, durable, shard)
-                async for key, _, owned in self.partitions(subscription):
+                async for key, log, owned in self.partitions(subscription):
                     if owned is shard:
                         for each in groups:
                             with suppress(UnknownTopicError, MovedError):
+                                if self._definitions.is_shared:
+                                    await self._begin_unnamed(each, key, log, shard)
                                 each.cover(key, shard)
                 for each in groups:
                     each.wake()
+
+    async def _begin_unnamed(
+        self, group: ConsumerGroup, key: TopicPartition, log: MessageLog, shard: OwnedShard
+    ) -> None:
+        """Where a member without a name begins in a shard that has come, unless its state has come with it."""
+        stored = self._parts.state.of_shard(shard).table
+        has_state = stored.get(group.definition.id, group.member, key) is not None
+        if not (group.is_durable or has_state or key in group.begins):
+            group.begins[key] = await begin_of(log, shard, key, group.later_start)
+
+    def _forget_strangers(self, shard: OwnedShard) -> None:
+        """Forget members without a name whose state has come with a shard, and whose consumers have not."""
+        journal = self._parts.state.known(shard)
+        if journal is None or journal.is_leaving:
+            return
+        present = {
+            (subscription.definition.id, member)
+            for subscription in self.all()
+            for member in subscription.consumer_groups
+        }
+        for number, member in journal.table.members():
+            is_unnamed = member.startswith(definitions.UNNAMED_MARK)
+            if is_unnamed and (number, member) not in present:
+                journal.note(ForgottenRecord(number, member, None))
 
     # --- Maintenance ---
 
