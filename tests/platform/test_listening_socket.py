@@ -32,7 +32,7 @@ def test_own_port_that_is_in_use_is_refused_by_the_name_of_its_setting() -> None
 def test_inherited_socket_is_not_inherited_further() -> None:
     with socket.create_server(("127.0.0.1", 0)) as shared:
         descriptor = os.dup(shared.fileno())
-        os.set_inheritable(descriptor, True)  # noqa: FBT003 - its signature
+        os.set_inheritable(descriptor, True)
         with inherited_socket(descriptor) as inherited:
             assert not inherited.get_inheritable()
             assert inherited.getsockname() == shared.getsockname()

@@ -43,8 +43,8 @@ def topics_made_while_a_reader_begins_are_overlooked(patch: pytest.MonkeyPatch) 
     patch.setattr(
         start_positions,
         "begin_positions",
-        lambda stores, start, matching, at_time, ends: begin_positions(
-            stores, start, matching, at_time, ends_now(stores)
+        lambda stores, start, matching, at_time, ends, *chosen: begin_positions(
+            stores, start, matching, at_time, ends_now(stores), *chosen
         ),
     )
 
