@@ -154,6 +154,7 @@ class Link:
         """A connection to the first endpoint that answers."""
         problems: list[str] = []
         errors: list[Exception] = []
+        last = self.endpoints[-1]
         for endpoint in list(self.endpoints):
             self.address = endpoint.address
             try:
@@ -161,7 +162,8 @@ class Link:
             except _FINAL:
                 raise
             except (OSError, RunnelError) as error:
-                problems.append(self._not_reached(error))
+                advice = self._advice if endpoint is last else ""
+                problems.append(self._not_reached(error, advice))
                 errors.append(error)
         text = "; ".join(problems)
         if isinstance(errors[-1], TimeoutExpiredError):
@@ -188,9 +190,9 @@ class Link:
                 self._keep_connected(), name=f"runnel link to {self.address}"
             )
 
-    def _not_reached(self, error: Exception) -> str:
+    def _not_reached(self, error: Exception, advice: str) -> str:
         is_unreachable = isinstance(error, OSError) and not isinstance(error, tls.SSLError)
-        advice = self._advice if is_unreachable else ""
+        advice = advice if is_unreachable else ""
         if isinstance(error, tls.SSLCertVerificationError) and error.verify_code in _NOT_TRUSTED:
             advice = (
                 "; `?ca=FILE` in the URL names the certificate of a private authority, or a broker's own: "
