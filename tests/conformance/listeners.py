@@ -126,6 +126,8 @@ _BETWEEN_MOVES_S: Final = 0.02
 # What the client does with several nodes by itself.
 _BY_PARTS: Final = frozenset(
     {
+        "test_consuming",
+        "test_dead_letters",
         "test_fetching",
         "test_live_transition",
         "test_named_publishers",
@@ -133,6 +135,7 @@ _BY_PARTS: Final = frozenset(
         "test_shards",
         "test_slow_readers",
         "test_subscribing",
+        "test_subscriptions",
     }
 )
 

@@ -132,6 +132,14 @@ class Group:
             self._end_wait(key)
         return adopted
 
+    def forgo(self, key: TopicPartition, holder: str) -> None:
+        """A holder will not come: it has left. Its messages are owed again."""
+        awaited = self.awaited(key)
+        if awaited is not None:
+            awaited.pop(holder)
+            if not awaited:
+                self._end_wait(key)
+
     def _end_wait(self, key: TopicPartition) -> None:
         del self._awaiting[key]
         self._partitions[key].end_wait()

@@ -9,6 +9,7 @@ delivered by then.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -56,6 +57,8 @@ _OFFERS_PER_TURN: Final = 32
 _PAGE_BYTES_MIN: Final = 2**16
 _PAGE_BYTES_MAX: Final = 2**20
 _READ_RETRY_NS: Final = 1_000_000_000
+# Only moves that were under way when they left concern them.
+_LEFT_HOLDERS_MAX: Final = 1_000
 
 
 class ConsumerGroupParts(msgspec.Struct, frozen=True):
@@ -73,6 +76,9 @@ class ConsumerGroupParts(msgspec.Struct, frozen=True):
     events: Events
     dead_letter_writer: DeadLetterWriter
     errands: Errands
+    left_holders: OrderedDict[
+        str, None
+    ]  # consumers that join at every node and have left for good, latest last
     share: LoopShare
 
 
@@ -166,6 +172,9 @@ class ConsumerGroup:
             self.group.add_partition(key, acked, failures, now_ns=now_ns, awaited=awaited)
             if awaited is not None:
                 self._adopt_present(key)
+                for holder in awaited.holders():
+                    if holder in self._parts.left_holders:
+                        self.group.forgo(key, holder)
         self.group.extend(key, shard.next_offset(*key))
 
     def _stored_state(self, key: TopicPartition, floor: int) -> tuple[AckSet, dict[int, Failure]]:
@@ -422,7 +431,9 @@ class ConsumerGroup:
     ) -> int:
         """Add a consumer, which gets nothing before `start`. Returns its id."""
         self._last_consumer += 1
-        self._has_holders |= part is not None
+        if part is not None:
+            self._has_holders = True
+            self._parts.left_holders.pop(part.holder, None)
         self._consumers[self._last_consumer] = _GroupConsumer(
             number, sink, window_messages, window_bytes, part
         )
@@ -474,8 +485,11 @@ class ConsumerGroup:
 
     def leave(self, consumer_id: int, *, is_clean: bool) -> bool:
         """Remove a consumer. Returns False if the broker has ended it before."""
-        if self._consumers.pop(consumer_id, None) is None:
+        known = self._consumers.pop(consumer_id, None)
+        if known is None:
             return False
+        if known.part is not None and is_clean:
+            self._note_left(known.part.holder)
         self._lost_acks.pop(consumer_id, None)
         # All that an unnamed member is owed ends with it, so nothing has failed.
         is_clean = is_clean or not self.is_durable
@@ -483,6 +497,15 @@ class ConsumerGroup:
         self._apply(self.group.leave(consumer_id, now_ns, is_clean=is_clean))
         self.wake()
         return True
+
+    def _note_left(self, holder: str) -> None:
+        """A consumer leaves every node at about the same time: what it held elsewhere, it does not come for."""
+        left = self._parts.left_holders
+        left[holder] = None
+        if len(left) > _LEFT_HOLDERS_MAX:
+            left.popitem(last=False)
+        for key in self.group.awaiting:
+            self.group.forgo(key, holder)
 
     def dismiss(self, error: RunnelError) -> None:
         """End all consumers. Their leased messages go back, and that does not count as a failure."""

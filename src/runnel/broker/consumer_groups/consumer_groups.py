@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -83,6 +84,7 @@ class ConsumerGroups:
             events=events,
             dead_letter_writer=dead_letter_writer,
             errands=errands,
+            left_holders=OrderedDict(),
             share=share,
         )
         self._stores = stores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -27,11 +27,11 @@ async def start_offsets(
     partitions: AsyncIterator[ServedPartition],
     start: Start,
     *,
-    is_everything_here: bool = True,
+    is_elsewhere: Callable[[TopicPartition], bool] = lambda _: False,
 ) -> dict[TopicPartition, int]:
     """The first offset that is owed of each partition; with `offsets`, only of the partitions that it names.
 
-    Unless everything is here, `offsets` may also name partitions that other nodes serve.
+    `offsets` may also name partitions that another node serves; that node looks at the offset.
     """
     if start.kind not in _STARTS:
         raise ClientFault(f"start {start.kind!r} is none of {', '.join(_STARTS)}")
@@ -42,16 +42,22 @@ async def start_offsets(
             continue  # unchanged: from the first message on, unless it has stored state
         with suppress(UnknownTopicError):  # deleted meanwhile
             begins[key] = await _begin_of(log, shard, key, start, given)
-    unknown = [key for key in given if key not in begins]
-    if unknown and is_everything_here:
+    unknown = [key for key in given if key not in begins and not is_elsewhere(key)]
+    if unknown:
         topic, partition = unknown[0]
         raise UnknownTopicError(f"{topic}[{partition}] is no partition that {subscriber} covers")
     return begins
 
 
 async def begin_of(log: MessageLog, shard: OwnedShard, key: TopicPartition, start: Start) -> int:
-    """The first offset that is owed of one partition. One that `offsets` leaves out begins with its first message."""
-    given = {(place.topic, place.partition): place.offset for place in start.partitions}
+    """The first offset that is owed of one partition, after the start was accepted at another node.
+
+    One that `offsets` leaves out begins with its first message, one that it puts beyond the end there.
+    """
+    end = shard.next_offset(*key)
+    given = {
+        (place.topic, place.partition): min(max(place.offset, 1), end) for place in start.partitions
+    }
     return await _begin_of(log, shard, key, start, given)
 
 

@@ -424,8 +424,16 @@ class WorkSubscriptions:
             f"subscription {subscription.definition.name!r}",
             self.partitions(subscription, needs_all=not self._definitions.is_shared),
             start,
-            is_everything_here=not self._definitions.is_shared,
+            is_elsewhere=lambda key: self._is_elsewhere(subscription, key),
         )
+
+    def _is_elsewhere(self, subscription: WorkSubscription, key: TopicPartition) -> bool:
+        """Whether the subscription covers a partition that exists and that another node serves."""
+        if not self._definitions.is_shared or not subscription.matches(key[0]):
+            return False
+        log = self._parts.stores.log_of(key[0])
+        topic = None if log is None else log.metadata.topics.find(key[0])
+        return topic is not None and key[1] < len(topic.shards)
 
     async def _begin_missing(
         self,

@@ -61,6 +61,7 @@ class ConsumerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     leased: int  # now: received, and neither acked nor nacked
 
     def plus(self, other: ConsumerStatistics) -> ConsumerStatistics:
+        """The sums of both."""
         return ConsumerStatistics(
             **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
         )
