@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runnel.config import BrokerSettings, Keep, LogSettings, Settings, TopicRule
+from runnel.errors import Unavailable
 from runnel.log.log import ShardId
 from runnel.testing import open_cluster
 from runnel.testing.cluster import EmbeddedCluster
@@ -247,3 +248,13 @@ async def test_journal_that_changes_its_keep_goes_on_serving_what_it_has_on_disk
         async with cluster.connect() as bus:
             page = await bus.fetch("x")
             assert [message.payload for message in page.messages] == [b"1"]
+
+
+@scenario
+async def test_node_does_not_drain_when_nobody_could_take_its_shards() -> None:
+    async with open_cluster(2, SETTINGS) as cluster:
+        await publish_all(cluster, b"1")
+        await cluster.drain("node-1")
+        with pytest.raises(Unavailable, match="no other node"):
+            await cluster.drain("node-2")
+        assert await read_all(cluster, "node-1") == {topic: [b"1"] for topic in TOPICS}

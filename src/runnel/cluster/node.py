@@ -144,7 +144,12 @@ class ClusterNode:
         self._rounds = self._tasks.start(self._run_rounds())
 
     async def drain(self) -> None:
-        """Give up all shards to other nodes, and return when nothing is served here any more."""
+        """Give up all shards to other nodes, and return when nothing is served here any more.
+
+        Unavailable if there is no other node that would take them.
+        """
+        if not any(node.name != self.name and not node.is_draining for node in self._nodes):
+            raise Unavailable(f"there is no other node that could take the shards of {self.name}")
         await self.state.set_draining(self.name, is_draining=True)
         await self.wait_idle()
 
