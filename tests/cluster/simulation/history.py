@@ -287,6 +287,8 @@ class History(ProcessHistory):
             if step == CALM_S_MAX * 20 - 1:
                 raise Violation(f"after {CALM_S_MAX} s of calm: {self._unsettled()}")
         await self.patiently(self.clients.finish(), "the clients' last requests")
+        for life in self.living():  # what was only received is not visible before it is stored
+            await self.patiently(life.run(life.broker.sync()), f"the last sync of {life}")
 
     def _is_settled(self) -> bool:
         return not self._unsettled()
