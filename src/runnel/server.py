@@ -213,6 +213,10 @@ async def open_server(settings: Settings, child: ChildParts | None = None) -> As
             relays = Relays(broker, node, dialler(own_host, settings.native.tls_certificate))
             opened.push_async_callback(relays.close)
             make_access = access_maker(relays)
+            # Clients that connect now wait in the socket's queue. Later, they would meet a node that knows no others.
+            await node.start(child.own_address)
+            if child.former_end:
+                broker.events.emit(EventKind.NODE_RESTARTED, node.name, end=child.former_end)
 
         async def start_listener(name: str, open_listener: OpenListener) -> None:
             listeners[name] = await open_listener(broker, authenticator, settings, make_access)
@@ -224,10 +228,6 @@ async def open_server(settings: Settings, child: ChildParts | None = None) -> As
         await start_listener("native", partial(NativeListener.open, inherited=inherited))
         for name, open_listener in await importing:
             await start_listener(name, open_listener)
-        if child is not None and node is not None:
-            await node.start(child.own_address)
-            if child.former_end:
-                broker.events.emit(EventKind.NODE_RESTARTED, node.name, end=child.former_end)
         server = Server(settings, broker, authenticator, listeners, node)
         _register_gauges(server, authenticator, restarts=0 if child is None else child.restarts)
         heap_worker = ThreadWorkers(1, name="runnel-heap")
