@@ -63,7 +63,12 @@ async def check_everything_is_there(server: ServerProcess, load: ClientLoad) -> 
     async with connect(server.url, deadline_s=SECONDS_MAX) as bus:
         stored = await read_all(bus)
     places = check_places(stored)
-    check_order(stored)
+    # Without a name, a batch that was in flight behind one that was refused as moved may have overtaken it.
+    numbered = {
+        place: [each for each in found if not each.payload.startswith(b"unnamed:")]
+        for place, found in stored.items()
+    }
+    check_order(numbered)
     for ledger in (load.named, load.unnamed):
         check_promises(ledger, places)
     assert load.named.failures == []
