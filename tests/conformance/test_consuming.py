@@ -171,7 +171,9 @@ async def test_extended_lease_lasts(stage: Stage) -> None:
 # --- Key shared ---
 
 
-@verb(needs=[Ability.ALONE])  # of several nodes, one without a share of a small window gives it nothing
+@verb(
+    needs=[Ability.ALONE]
+)  # of several nodes, one without a share of a small window gives it nothing
 async def test_key_is_with_one_consumer_at_a_time_and_moves_when_nothing_of_it_is_in_flight(
     stage: Stage,
 ) -> None:

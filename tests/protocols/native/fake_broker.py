@@ -213,7 +213,12 @@ class FakeCursors:
         self._check = check
 
     async def set(
-        self, name: str, places: Sequence[wire.CursorPlace], account: object = None
+        self,
+        name: str,
+        places: Sequence[wire.CursorPlace],
+        account: object = None,
+        *,
+        ends: object = None,
     ) -> None:
         self._check()
 

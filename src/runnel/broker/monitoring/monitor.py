@@ -48,7 +48,7 @@ class DiskRoom(msgspec.Struct, frozen=True, gc=False):
         return cls(disk.free_bytes(directory), disk.free_files(directory))
 
 
-class LiveReader(Protocol):
+class MeasuredReader(Protocol):
     """The part of a live subscription that the metrics read."""
 
     @property
@@ -72,7 +72,7 @@ class LiveSums(msgspec.Struct, gc=False):
     queued_bytes_max: int = 0
 
     @classmethod
-    def of(cls, subscriptions: Iterable[LiveReader]) -> LiveSums:
+    def of(cls, subscriptions: Iterable[MeasuredReader]) -> LiveSums:
         sums = cls()
         for each in subscriptions:
             lag, queued_bytes = each.lag, each.queued_bytes
@@ -88,7 +88,7 @@ class LiveSums(msgspec.Struct, gc=False):
 class MonitoredParts(msgspec.Struct, frozen=True, kw_only=True):
     """The readings that a broker gives its monitor. Each may take a while where there are many things."""
 
-    live: Callable[[], Iterable[LiveReader]]
+    live: Callable[[], Iterable[MeasuredReader]]
     ephemeral_topics: Callable[[], int]
     fetches_waiting: Callable[[], int]
     cursors: Callable[[], Awaitable[Sequence[CursorState]]]
