@@ -53,6 +53,8 @@ _WINDOW_BYTES_MAX: Final = 2**30
 _MAINTENANCE_INTERVAL_S: Final = 1.0
 _TOPICS_PER_STEP: Final = 500
 _TOPICS_LISTED_MAX: Final = 20
+# A shard is never without an owner for that long, unless no node can serve it.
+_RECENT_NS: Final = 60_000_000_000
 # Within this time the consumer of a member without a name has joined here, or it is gone.
 _STRANGERS_WAIT_NS: Final = 30_000_000_000
 
@@ -687,7 +689,7 @@ class WorkSubscriptions:
         ):
             due_ns = self._parts.clock.monotonic_ns() + _STRANGERS_WAIT_NS
             self._parts.timers.set(due_ns, lambda: self._forget_strangers(shard))
-        if self._active:
+        if self._active or self._definitions.is_shared:
             self._parts.tasks.start(self._cover(shard))
 
     def _consumer_groups(self) -> list[ConsumerGroup]:
@@ -709,6 +711,11 @@ class WorkSubscriptions:
                 groups = [
                     each for each in subscription.consumer_groups.values() if each in self._active
                 ]
+                if self._definitions.is_shared and (recent := self._recent(subscription)):
+                    with suppress(
+                        RunnelError
+                    ):  # what has no stored start begins when it is consumed
+                        await self._begin_missing(subscription, recent, shard)
                 if not groups:
                     continue
                 if self._definitions.is_shared:
@@ -724,6 +731,14 @@ class WorkSubscriptions:
                                 each.cover(key, shard)
                 for each in groups:
                     each.wake()
+
+    def _recent(self, subscription: WorkSubscription) -> list[str]:
+        """The members that may have begun while the shard was served by nobody."""
+        definition = subscription.definition
+        since_ns = self._parts.clock.time_ns() - _RECENT_NS
+        if definition.mode is not Mode.MULTICAST:
+            return [""] if definition.made_ns > since_ns else []
+        return [each.name for each in definition.members if each.since_ns > since_ns]
 
     async def _begin_unnamed(
         self, group: ConsumerGroup, key: TopicPartition, log: MessageLog, shard: OwnedShard
