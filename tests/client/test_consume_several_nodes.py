@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from runnel.client import Bus, Consumer, LateWork, Work
-from runnel.errors import UnknownSubscriptionError
+from runnel.errors import LateAckError, MemberReplacedError, UnknownSubscriptionError
 from runnel.log.log import ShardId
 from runnel.testing import open_cluster
 from runnel.testing.cluster import EmbeddedCluster
@@ -297,6 +297,25 @@ def test_what_a_member_without_a_name_had_done_is_forgotten_with_it() -> None:
                 )
 
             await cluster.until(is_forgotten)
+
+    asyncio.run(scenario())
+
+
+def test_an_ack_is_late_whose_consumer_has_ended_while_its_shard_moved() -> None:
+    async def scenario() -> None:
+        async with (
+            several() as (cluster, bus),
+            cluster.nodes[1].connect() as other,
+            bus.consume("s", "t/0", mode="multicast", member="m", start="earliest") as former,
+        ):
+            work = await anext(former)
+            # No other node says that it has leased it.
+            former.part_moving(work.delivery.part, 1, [work.delivery.id])
+            async with other.consume("s", member="m"):
+                with pytest.raises(MemberReplacedError):
+                    await anext(former)
+                with pytest.raises(LateAckError):
+                    await work.ack(stored=True)
 
     asyncio.run(scenario())
 

@@ -265,6 +265,7 @@ class ConsumerSession(ABC):
             for other in self._parts.values():
                 if other is not part:
                     other.leave(_ignore_answer, str(error))
+            self._handover.close(str(error))  # no other node leases anything to it any more
             self.wake()
 
     def part_lost(self, part: ConsumerPart) -> None:
