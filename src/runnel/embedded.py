@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from runnel.broker.access import local_access
+from runnel.broker.access import MakeAccess, local_access
 from runnel.broker.broker import Broker as BrokerCore
 from runnel.broker.log_maintenance import LogMaintenance
 from runnel.broker.monitoring.events import Events
@@ -115,6 +115,11 @@ class NodeBroker(Broker):
         """Open a broker of the directory `settings.data`. It serves nothing before `node.start`."""
         async with _opened(cls, settings, settings.data, clock, node) as broker:
             yield broker
+
+    @property
+    def make_access(self) -> MakeAccess:
+        """How listeners of other protocols give access to this broker."""
+        return self._servers[0].make_access
 
     def routes(self, topics: Sequence[str]) -> list[Route]:
         """Where messages of these topics go, whether the topics exist or not."""

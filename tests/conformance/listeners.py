@@ -110,6 +110,38 @@ async def _over_moving_nodes(settings: Settings, clock: VirtualClock) -> AsyncIt
 
 
 @asynccontextmanager
+async def _http_of_nodes(settings: Settings, clock: VirtualClock) -> AsyncIterator[Connect]:
+    """One node of three, for clients that know nothing of the others."""
+    http = HttpSettings(listen=_ANYWHERE, idle_timeout_ns=_NEVER_NS)
+    settings = msgspec.structs.replace(settings, http=http)
+    async with open_cluster(3, settings, clock=clock) as cluster:
+        broker = cluster.nodes[0].broker
+        listener = await HttpListener.open(
+            broker._core, broker._authenticator, settings, broker.make_access
+        )
+        async with (
+            _closing(listener),
+            moving_shards(cluster, pause_s=_BETWEEN_MOVES_S, is_disk_only=True),
+        ):
+            yield cast(Connect, lambda: connect_http(listener.address, now_ns=clock.time_ns))
+
+
+@asynccontextmanager
+async def _grpc_of_nodes(settings: Settings, clock: VirtualClock) -> AsyncIterator[Connect]:
+    settings = msgspec.structs.replace(settings, grpc=GrpcSettings(listen=_ANYWHERE))
+    async with open_cluster(3, settings, clock=clock) as cluster:
+        broker = cluster.nodes[0].broker
+        listener = await GrpcListener.open(
+            broker._core, broker._authenticator, settings, broker.make_access
+        )
+        async with (
+            _closing(listener),
+            moving_shards(cluster, pause_s=_BETWEEN_MOVES_S, is_disk_only=True),
+        ):
+            yield cast(Connect, lambda: connect_grpc(listener.address, now_ns=clock.time_ns))
+
+
+@asynccontextmanager
 async def _closing(listener: HttpListener | GrpcListener) -> AsyncIterator[None]:
     try:
         yield
@@ -139,6 +171,12 @@ _BY_PARTS: Final = frozenset(
     }
 )
 
+# What a node relays for clients that know nothing of nodes.
+_RELAYED: Final = frozenset(
+    {"test_fetching", "test_shards", "test_slow_readers", "test_subscribing", "test_topics"}
+)
+_IN_A_CLUSTER: Final = frozenset({Ability.RESTART, Ability.ALONE})
+
 _FORGETS = frozenset({Ability.RESTART, Ability.STORED})
 # A REST request is about one topic and single messages. TCP decides how far a stream runs ahead of its reader. A
 # consumer has no connection: it exists again with its next request, also after it was replaced or removed.
@@ -165,9 +203,23 @@ LISTENERS = (
         "three nodes whose shards move",
         _over_moving_nodes,
         is_on_disk=True,
-        cannot=frozenset({Ability.RESTART, Ability.ALONE}),
+        cannot=_IN_A_CLUSTER,
         suites=_BY_PARTS,
     ),
     ListenerSetup("http, on disk", _over_http, is_on_disk=True, cannot=_NOT_OVER_HTTP),
     ListenerSetup("grpc, on disk", _over_grpc, is_on_disk=True, cannot=_NOT_OVER_GRPC),
+    ListenerSetup(
+        "http at one of three nodes whose shards move",
+        _http_of_nodes,
+        is_on_disk=True,
+        cannot=_NOT_OVER_HTTP | _IN_A_CLUSTER,
+        suites=_RELAYED,
+    ),
+    ListenerSetup(
+        "grpc at one of three nodes whose shards move",
+        _grpc_of_nodes,
+        is_on_disk=True,
+        cannot=_NOT_OVER_GRPC | _IN_A_CLUSTER,
+        suites=_RELAYED,
+    ),
 )

@@ -28,7 +28,7 @@ from runnel.broker.consumer_groups import (
 from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.beginnings import Begun
-from runnel.broker.live.subscription import LiveReader, LiveSubscription, SubscribeRequest
+from runnel.broker.live.subscription import LiveSubscription, OpenSubscription, SubscribeRequest
 from runnel.broker.message_batcher import Published
 from runnel.broker.metered_sinks import MeteredLiveSink, MeteredWorkSink
 from runnel.broker.monitoring.audit import AuditKind
@@ -356,7 +356,7 @@ class Access:
         return fetched
 
     @audited
-    async def subscribe(self, request: SubscribeRequest) -> LiveReader:
+    async def subscribe(self, request: SubscribeRequest) -> OpenSubscription:
         """`read` for the patterns."""
         self._rules.check_read(request.patterns)
         account = self._account

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -16,24 +17,38 @@ from msgspec.structs import replace
 
 from runnel.broker.access import Access, MakeAccess, Scope, audited
 from runnel.broker.broker import Level, Published, ShardId
+from runnel.broker.consumer_groups import SettleRequest
 from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
-from runnel.broker.live.subscription import LiveReader, Overflow, SubscribeRequest
+from runnel.broker.live.subscription import OpenSubscription, Overflow, SubscribeRequest
 from runnel.broker.pages import Listed
 from runnel.broker.shard_fetcher import ShardFetchRequest, ShardFetchResult
 from runnel.client.connection import Deadline
 from runnel.config import Keep
-from runnel.errors import MovedError, RunnelError, UnknownTopicError
+from runnel.errors import (
+    ClientFault,
+    MovedError,
+    OffsetAheadError,
+    OffsetGoneError,
+    RunnelError,
+    Unavailable,
+    UnknownSubscriptionError,
+    UnknownTopicError,
+)
 from runnel.formats import block, envelope, wire
+from runnel.formats import work_heads as work
 from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.message import Message
-from runnel.formats.wire import CursorPlace, CursorState, ShardState, TopicState
+from runnel.formats.wire import CursorPlace, CursorState, ShardState, Start, TopicState
+from runnel.formats.work_heads import SubscriptionState
 from runnel.relay import merging
 from runnel.relay.live import RelayedSubscription
+from runnel.relay.peers import NodeLostError
 from runnel.relay.publish_lines import RelayedPublish
 from runnel.relay.relays import Relays
 from runnel.security.authenticator import AuthenticatedClient
 from runnel.security.rights import Right
+from runnel.topics.names import dead_letter_topic
 from runnel.topics.partitions import partition_of_key
 from runnel.topics.patterns import Pattern
 
@@ -169,32 +184,59 @@ class ClusterAccess(Access):
     # --- Cursors ---
 
     async def cursors(self, *, after: str = "", limit: int = 0) -> Listed[CursorState]:
-        own, others = await self._relays.everywhere(
-            self._token_text,
-            partial(super().cursors, after=after, limit=limit),
-            wire.CursorListHead,
-            lambda number: wire.Cursors(number, None, after, limit),
-            "listing cursors",
+        async def ask() -> Listed[CursorState]:
+            own, others = await self._relays.everywhere(
+                self._token_text,
+                partial(Access.cursors, self, after=after, limit=limit),
+                wire.CursorListHead,
+                lambda number: wire.Cursors(number, None, after, limit),
+                "listing cursors",
+            )
+            assert own is not None
+            return merging.merged_page(
+                [own, *((answer.cursors, answer.is_complete) for answer, _ in others)],
+                lambda cursor: cursor.name,
+                merging.merged_cursor,
+                limit,
+                lambda cursor: len(cursor.places),
+            )
+
+        found, is_complete = await self._relays.until(
+            ask, lambda page: all(map(self._has_lags, page[0])), "listing cursors"
         )
-        assert own is not None
-        return merging.merged_page(
-            [own, *((answer.cursors, answer.is_complete) for answer, _ in others)],
-            lambda cursor: cursor.name,
-            merging.merged_cursor,
-            limit,
-            lambda cursor: len(cursor.places),
-        )
+        return [merging.without_marks(cursor) for cursor in found], is_complete
 
     async def cursor(self, name: str) -> list[CursorState]:
-        own, others = await self._relays.everywhere(
-            self._token_text,
-            partial(super().cursor, name),
-            wire.CursorListHead,
-            lambda number: wire.Cursors(number, name),
-            f"asking for cursor {name}",
+        async def ask() -> list[CursorState]:
+            own, others = await self._relays.everywhere(
+                self._token_text,
+                partial(Access.cursor, self, name),
+                wire.CursorListHead,
+                lambda number: wire.Cursors(number, name),
+                f"asking for cursor {name}",
+            )
+            parts = [*(own or ()), *(each for answer, _ in others for each in answer.cursors)]
+            return [merging.merged_cursor(parts)] if parts else []
+
+        found = await self._relays.until(
+            ask, lambda cursors: all(map(self._has_lags, cursors)), f"asking for cursor {name}"
         )
-        parts = [*(own or ()), *(each for answer, _ in others for each in answer.cursors)]
-        return [merging.merged_cursor(parts)] if parts else []
+        return [merging.without_marks(cursor) for cursor in found]
+
+    def _has_lags(self, cursor: CursorState) -> bool:
+        """Whether every shard of a cursor was counted by its owner, who may not have heard of a new cursor yet."""
+        view = self._relays.node.view
+        return all(
+            place.lag >= 0 or not view.is_served(shard)
+            for place in cursor.places
+            for shard in (self._shard_of(place),)
+        )
+
+    def _shard_of(self, place: CursorPlace) -> ShardId:
+        if place.topic is None:
+            return ShardId(place.journal or "", place.shard)
+        owner = self._relays.owner_of(place.topic, place.partition)
+        return ShardId(owner.journal, owner.shard)
 
     async def set_cursor(
         self,
@@ -204,45 +246,192 @@ class ClusterAccess(Access):
         ends: PlaceEnds | None = None,  # noqa: ARG002 - it is asked of their owners
     ) -> None:
         addresses = {self._address_of(place) for place in places}
-        if len(addresses) == 1 and (address := addresses.pop()) not in (
-            "",
-            self._relays.node.address,
-        ):
-            peer = self._relays.peers.get(self._token_text, address)
-            await peer.ask(
+        elsewhere = addresses - {"", self._relays.node.address}
+        set_here = super().set_cursor
+
+        async def set_all() -> None:
+            await set_here(name, places, ends=await self._ends_of(places))
+
+        async def set_there(address: str) -> None:
+            await self._relays.peers.get(self._token_text, address).ask(
                 wire.Done,
                 lambda number: wire.SetCursor(number, name, places),
-                deadline=self._relays.deadline(),
+                deadline=deadline,
                 what=f"setting cursor {name}",
             )
-            return
-        await super().set_cursor(name, places, ends=await self._ends_of(places))
+
+        deadline = self._relays.deadline()
+        only = (
+            elsewhere.pop() if len(addresses) == len(elsewhere) == 1 else self._relays.node.address
+        )
+        await self._relays.at_owner(lambda: only, set_all, set_there, deadline)
+
+    async def remove_cursor(self, name: str) -> None:
+        try:
+            await super().remove_cursor(name)
+        except (
+            ClientFault
+        ):  # perhaps it stands in topics in memory, of which their owner alone knows
+            if not await self.cursor(name):
+                raise
+            await self._relays.everywhere(
+                self._token_text,
+                partial(Access.remove_cursor, self, name),
+                wire.Done,
+                lambda number: wire.RemoveCursor(number, name),
+                f"removing cursor {name}",
+                (ClientFault,),
+            )
 
     def _address_of(self, place: CursorPlace) -> str:
         """The address of the node that serves a place; empty: not known, and this node says what is wrong."""
-        if place.topic is not None:
-            try:
-                return self._relays.owner_of(place.topic, place.partition).address
-            except RunnelError:
-                return ""
-        if place.journal is None:
+        try:
+            return self._relays.node.view.address(self._shard_of(place)) or ""
+        except RunnelError:
             return ""
-        row = ShardId(place.journal, place.shard)
-        return self._relays.node.view.address(row) or ""
 
     async def _ends_of(self, places: Sequence[CursorPlace]) -> PlaceEnds:
         """What the owners of these places say of their ends."""
         ends: dict[tuple[str, int], int] = {}
         for topic in dict.fromkeys(place.topic for place in places if place.topic is not None):
-            for number, each in enumerate((await self.describe_topic(topic)).partitions):
-                ends[topic, number] = each.next_offset
-        patterns = dict.fromkeys(
-            text for place in places if place.topic is None for text in place.patterns or ("*",)
-        )
-        if patterns:
-            for shard in await self.shards(list(patterns)):
-                ends[shard.journal, shard.shard] = shard.next_entry
+            with suppress(UnknownTopicError):  # this node says why
+                for number, each in enumerate((await self.describe_topic(topic)).partitions):
+                    ends[topic, number] = each.next_offset
+        for place in places:
+            if place.journal is not None and place.topic is None:
+                self._check_used(place.journal, place.shard)
+                end = await self._end_of_shard(place)
+                if end:
+                    ends[place.journal, place.shard] = end
         return ends
+
+    def _check_used(self, journal: str, number: int) -> None:
+        shard = ShardId(journal, number)
+        if shard not in self._relays.node.view.owners:
+            raise UnknownTopicError(f"there is no shard {shard}")
+
+    async def _end_of_shard(self, place: CursorPlace) -> int:
+        """The next entry of a shard that another node serves; 0: this node knows it, or what is wrong."""
+        address = self._address_of(place)
+        if address in ("", self._relays.node.address):
+            return 0
+        try:
+            answer, _ = await self._relays.peers.get(self._token_text, address).ask(
+                wire.ShardFetched,
+                lambda number: wire.FetchShard(
+                    number,
+                    place.journal or "",
+                    place.shard,
+                    max(1, place.entry),
+                    0,
+                    place.patterns or ("*",),
+                    0,
+                    1,
+                ),
+                deadline=self._relays.deadline(),
+                what="asking for the end of a shard",
+            )
+        except OffsetAheadError as error:
+            return error.next_offset
+        except OffsetGoneError as error:
+            return error.first_offset
+        return answer.end_entry
+
+    # --- Acknowledged work ---
+    #
+    # A definition is a record that reaches every node: making, pausing and deleting one needs this node alone.
+
+    async def move_subscription(self, name: str, start: Start, member: str | None = None) -> None:
+        await self._relays.everywhere(
+            self._token_text,
+            partial(super().move_subscription, name, start, member),
+            wire.Done,
+            lambda number: work.MoveSubscription(number, name, start, member),
+            f"moving subscription {name!r}",
+            hears_later=(UnknownSubscriptionError,),
+        )
+
+    async def subscription(self, name: str) -> SubscriptionState:
+        own, others = await self._relays.everywhere(
+            self._token_text,
+            partial(super().subscription, name),
+            work.SubscriptionListHead,
+            lambda number: work.ListSubscriptions(number, name),
+            f"describing subscription {name!r}",
+            hears_later=(UnknownSubscriptionError,),
+        )
+        assert own is not None
+        return merging.merged_subscription(
+            [own, *(answer.subscriptions[0] for answer, _ in others)]
+        )
+
+    async def subscriptions(self, *, after: str = "", limit: int = 0) -> Listed[SubscriptionState]:
+        own, others = await self._relays.everywhere(
+            self._token_text,
+            partial(super().subscriptions, after=after, limit=limit),
+            work.SubscriptionListHead,
+            lambda number: work.ListSubscriptions(number, None, after, limit),
+            "listing subscriptions",
+        )
+        assert own is not None
+        known = {subscription.name for subscription in own[0]}
+
+        def merge(parts: Sequence[SubscriptionState]) -> SubscriptionState | None:
+            # What is deleted here is deleted; another node may not have heard of it yet.
+            return merging.merged_subscription(parts) if parts[0].name in known else None
+
+        pages = [own, *((answer.subscriptions, answer.is_complete) for answer, _ in others)]
+        return merging.merged_page(
+            pages, lambda each: each.name, merge, limit, lambda each: len(each.members)
+        )
+
+    async def dead_letters(
+        self, subscription: str, offset: int, messages_max: int
+    ) -> tuple[Sequence[Batch], int]:
+        here = partial(super().dead_letters, subscription, offset, messages_max)
+
+        async def there(address: str) -> tuple[Sequence[Batch], int]:
+            answer, tail = await self._relays.peers.get(self._token_text, address).ask(
+                work.DeadList,
+                lambda number: work.DeadLettersHead(number, subscription, offset, messages_max),
+                deadline=deadline,
+                what=f"listing dead letters of {subscription!r}",
+            )
+            return unpack_blocks(tail), answer.next_offset
+
+        deadline = self._relays.deadline()
+        address_of = partial(self._letters_address, subscription)
+        return await self._relays.at_owner(address_of, here, there, deadline)
+
+    async def settle_dead(self, request: SettleRequest) -> int:
+        here = partial(super().settle_dead, request)
+
+        async def there(address: str) -> int:
+            try:
+                answer, _ = await self._relays.peers.get(self._token_text, address).ask(
+                    work.SettledHead,
+                    lambda number: work.SettleDead(
+                        number,
+                        request.subscription,
+                        request.is_redriven,
+                        request.offsets,
+                        request.is_all,
+                    ),
+                    deadline=deadline,
+                    what=f"settling dead letters of {request.subscription!r}",
+                )
+            except NodeLostError as error:  # done twice, it would count other letters
+                raise Unavailable(str(error)) from None
+            return answer.messages
+
+        deadline = self._relays.deadline()
+        address_of = partial(self._letters_address, request.subscription)
+        return await self._relays.at_owner(address_of, here, there, deadline)
+
+    def _letters_address(self, subscription: str) -> str:
+        """The address of the node that has a subscription's dead letters; this one if there are none."""
+        [route] = self._broker.routes([dead_letter_topic(subscription)])
+        return route.owners[0].address if route.exists else self._relays.node.address
 
 
 class RelayingAccess(ClusterAccess):
@@ -358,11 +547,13 @@ class RelayingAccess(ClusterAccess):
         self, address: str, request: FetchRequest, deadline: Deadline
     ) -> FetchResult:
         """Fetch from another node; wait there in steps."""
+        clock = self._broker.clock
+        ends_ns = clock.monotonic_ns() + request.wait_ns
         left_ns = request.wait_ns
         while True:
             wait_ns = min(left_ns, _WAIT_NS_MAX)
             answer, tail = await self._fetch_step(address, request, wait_ns, deadline)
-            left_ns -= wait_ns
+            left_ns = ends_ns - clock.monotonic_ns()
             if tail or left_ns <= 0 or answer.gaps:
                 return FetchResult(
                     unpack_blocks(tail),
@@ -398,7 +589,7 @@ class RelayingAccess(ClusterAccess):
                 return await peer.ask(wire.Fetched, make, deadline=deadline, what=what)
 
     @audited
-    async def subscribe(self, request: SubscribeRequest) -> LiveReader:
+    async def subscribe(self, request: SubscribeRequest) -> OpenSubscription:
         """Relayed by all nodes, which charge what they deliver to the token's rate."""
         self._rules.check_read(request.patterns)
         for text in request.patterns:

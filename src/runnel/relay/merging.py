@@ -62,11 +62,11 @@ def merged_page(
 
 
 def merged_topic(parts: Sequence[TopicState]) -> TopicState:
-    """A topic whose messages and readers were counted where they are. The first part is this node's own."""
+    """A topic whose messages were counted where they are. The first part is this node's own."""
     return replace(
         parts[0],
         messages=sum(each.messages for each in parts),
-        subscribers=sum(each.subscribers for each in parts),
+        subscribers=max(each.subscribers for each in parts),  # each has a part at every node
         partitions=_merged_partitions([each.partitions for each in parts if each.partitions]),
     )
 
@@ -104,7 +104,7 @@ def merged_shards(parts: Iterable[Sequence[ShardState]]) -> list[ShardState]:
 
 
 def merged_cursor(parts: Sequence[CursorState]) -> CursorState:
-    """A cursor with the lag of each place as the owner of its shard counts it. The first part's places count."""
+    """A cursor with the lag of each place as the owner of its shard counts it; -1: none has. The first part's count."""
     first = parts[0]
     lags: dict[object, int] = {}
     for part in parts:
@@ -112,8 +112,13 @@ def merged_cursor(parts: Sequence[CursorState]) -> CursorState:
             key = _place_key(place)
             lags[key] = max(place.lag, lags.get(key, -1))
     return replace(
-        first, places=[replace(each, lag=max(0, lags[_place_key(each)])) for each in first.places]
+        first, places=[replace(each, lag=lags[_place_key(each)]) for each in first.places]
     )
+
+
+def without_marks(cursor: CursorState) -> CursorState:
+    """The cursor for its caller: nothing lags in a shard that nobody has used."""
+    return replace(cursor, places=[replace(each, lag=max(0, each.lag)) for each in cursor.places])
 
 
 def _place_key(place: CursorPlace) -> object:

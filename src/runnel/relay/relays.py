@@ -131,16 +131,20 @@ class Relays:
         make: Callable[[int], wire.Head],
         what: str,
         may_lack: tuple[type[RunnelError], ...] = (),
+        hears_later: tuple[type[RunnelError], ...] = (),
     ) -> tuple[_T | None, list[tuple[_Wanted, memoryview]]]:
         """Have every node do its part, each for the shards that it serves; again if a shard moved meanwhile.
 
         `may_lack`: errors of nodes that have nothing of it; if all of them say so, this node's error is raised.
+        `hears_later`: errors of nodes that have not heard yet of what this node knows.
         Nothing is left out silently: if a node does not answer, or the parts do not add up in time, it is Unavailable.
         """
         deadline = self.deadline()
         while True:
             try:
-                return await self._everywhere_once(token, own, kind, make, what, may_lack, deadline)
+                return await self._everywhere_once(
+                    token, own, kind, make, what, may_lack, hears_later, deadline
+                )
             except (MovedError, NodeLostError, ClosedError) as error:
                 pause_s = backoff_s(0)  # a move takes less; there may be another one right after it
                 if self._is_closed or pause_s >= deadline.left_s:
@@ -148,6 +152,20 @@ class Relays:
                         f"{what}: not every part was answered within {RELAY_SECONDS_MAX:g} s; ask again: {error}"
                     ) from error
                 await sleep(self.timers, pause_s)
+
+    async def until(
+        self, ask: Callable[[], Awaitable[_T]], is_whole: Callable[[_T], bool], what: str
+    ) -> _T:
+        """Ask until the answer is whole: what one node has recorded others hear of a moment later."""
+        deadline = self.deadline()
+        while True:
+            answer = await ask()
+            if is_whole(answer):
+                return answer
+            pause_s = backoff_s(0)
+            if pause_s >= deadline.left_s:
+                raise Unavailable(f"{what}: a node has not heard of it yet; ask again")
+            await sleep(self.timers, pause_s)
 
     async def _everywhere_once(
         self,
@@ -157,6 +175,7 @@ class Relays:
         make: Callable[[int], wire.Head],
         what: str,
         may_lack: tuple[type[RunnelError], ...],
+        hears_later: tuple[type[RunnelError], ...],
         deadline: Deadline,
     ) -> tuple[_T | None, list[tuple[_Wanted, memoryview]]]:
         stamps = expected_stamps(self.node.view)
@@ -186,6 +205,8 @@ class Relays:
         found: list[tuple[_Wanted, memoryview]] = []
         for answer in answers:
             if isinstance(answer, BaseException):
+                if isinstance(answer, hears_later):
+                    raise MovedError(str(answer)) from answer
                 if not isinstance(answer, may_lack):
                     raise answer
             else:

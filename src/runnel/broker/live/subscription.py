@@ -94,7 +94,7 @@ class LivePartSink(Protocol):
         """Report a gap that belongs to the next delivery of the shard."""
 
 
-class LiveReader(Protocol):
+class OpenSubscription(Protocol):
     """A live subscription as protocols use it: of this broker, or merged from several nodes."""
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 
 from runnel.broker.access import Access
 from runnel.broker.broker import LiveDelivery, ShardId
-from runnel.broker.live.subscription import LiveReader, LiveSubscription, SubscribeRequest
+from runnel.broker.live.subscription import LiveSubscription, OpenSubscription, SubscribeRequest
 from runnel.errors import ClientFault, LimitExceededError, RunnelError
 from runnel.formats import wire
 from runnel.protocols.native.answers import ended_notice
@@ -30,7 +30,7 @@ class Subscriptions:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._by_number: dict[int, LiveReader | _OpeningSubscription] = {}
+        self._by_number: dict[int, OpenSubscription | _OpeningSubscription] = {}
         self._is_paused = False
         self._is_closed = False
         self.messages_out = 0

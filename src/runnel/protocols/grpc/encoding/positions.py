@@ -14,7 +14,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from runnel.broker.broker import LiveDelivery
-from runnel.broker.live.subscription import LiveReader
+from runnel.broker.live.subscription import OpenSubscription
 from runnel.errors import ClientFault, MalformedError
 from runnel.formats.batch import Batch, Run
 from runnel.formats.heads import Natural
@@ -80,7 +80,7 @@ class StreamPosition:
             for place in given.partitions:
                 self._sent_before[place.topic, place.partition] = place.offset, place.epoch
 
-    def begin(self, subscription: LiveReader) -> None:
+    def begin(self, subscription: OpenSubscription) -> None:
         """Take over where the broker begins."""
         self._position.begin(subscription.partitions, subscription.shards)
 

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final, TypeAlias
 
 from runnel.broker.broker import LiveDelivery
-from runnel.broker.live.subscription import LiveReader, SubscribeRequest
+from runnel.broker.live.subscription import OpenSubscription, SubscribeRequest
 from runnel.errors import RunnelError
 from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.wire import GapState, Start
@@ -114,7 +114,7 @@ class GrpcLiveStream:
 
     # --- To the client ---
 
-    async def _write(self, subscription: LiveReader) -> None:
+    async def _write(self, subscription: OpenSubscription) -> None:
         outbox = self._outbox
         while await outbox.wait() and not self._is_closing:
             event = outbox.items.popleft()

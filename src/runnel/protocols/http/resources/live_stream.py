@@ -16,7 +16,7 @@ import msgspec
 from litestar.types import Receive, Scope, Send
 
 from runnel.broker.broker import LiveDelivery
-from runnel.broker.live.subscription import LiveReader, SubscribeRequest
+from runnel.broker.live.subscription import OpenSubscription, SubscribeRequest
 from runnel.errors import ClosedError, ConnectionLostError, RunnelError
 from runnel.formats.batch import Batch
 from runnel.formats.wire import GapState, Start
@@ -143,7 +143,7 @@ class HttpLiveStream:
         """Whether the call has to end."""
         return self._call.why_ended is not None
 
-    async def _stream(self, send: Send, subscription: LiveReader) -> None:
+    async def _stream(self, send: Send, subscription: OpenSubscription) -> None:
         self._ids.begin(subscription.shards, subscription.partitions)
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await self._write(send, event_stream.preamble(_RETRY_MS, self._ids.current()))
@@ -176,7 +176,7 @@ class HttpLiveStream:
         if not flow.write_paused:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def _write_arrived(self, send: Send, subscription: LiveReader) -> None:
+    async def _write_arrived(self, send: Send, subscription: OpenSubscription) -> None:
         """Write what has arrived, in chunks of many events. Each delivery that was written gives back its credit."""
         parts: list[bytes] = []
         size = written_bytes = 0
