@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from runnel.broker.access import Access, MakeAccess, Scope, audited
 from runnel.broker.broker import Level, Published, ShardId
-from runnel.broker.consumer_groups import SettleRequest
+from runnel.broker.consumer_groups import HeldPart, SettleRequest, WorkConsumer, WorkSink
 from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.subscription import OpenSubscription, Overflow, SubscribeRequest
@@ -40,7 +40,7 @@ from runnel.formats import work_heads as work
 from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, ShardState, Start, TopicState
-from runnel.formats.work_heads import SubscriptionState
+from runnel.formats.work_heads import Consume, SubscriptionState
 from runnel.relay import merging
 from runnel.relay.live import RelayedSubscription
 from runnel.relay.peers import NodeLostError
@@ -598,6 +598,17 @@ class RelayingAccess(ClusterAccess):
         subscription = RelayedSubscription(self._relays, self._token_text, request)
         await subscription.open()
         return subscription
+
+    async def consume(
+        self, number: int, sink: WorkSink, request: Consume, part: HeldPart | None = None
+    ) -> WorkConsumer:
+        """Refused while several nodes live: the caller would get the work of this one only."""
+        if len(self._relays.node.nodes) > 1:
+            raise ClientFault(
+                "this broker has several nodes: acknowledged work needs a client that connects to all of them, "
+                "as the Python client does (feature `parts` of the native protocol)"
+            )
+        return await super().consume(number, sink, request, part)
 
     @audited
     async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:
