@@ -8,6 +8,7 @@ import { makeBlock, padding, readBlocks } from "./batches.js";
 import { Consumer } from "./consumer.js";
 import { RunnelError } from "./errors.js";
 
+export { Owners } from "./owners.js";
 export { RunnelError };
 
 const VERSION = 1;
@@ -19,12 +20,19 @@ const NOTHING = Buffer.alloc(0);
 
 const connectionLost = (text) => new RunnelError("connection_lost", text, true);
 const nowNs = () => BigInt(Date.now()) * 1_000_000n;
+const routesOf = (routes) =>
+  routes.map(([topic, , owners]) => ({
+    topic,
+    owners: owners.map(([journal, shard, epoch, address = ""]) => ({ journal, shard, epoch, address })),
+  }));
+const errorOf = ([code, text, retriable, details, routes = []]) =>
+  Object.assign(new RunnelError(code, text, retriable, details), { routes: routesOf(routes) });
 const toBytes = (value) => (typeof value === "string" ? Buffer.from(value) : value);
 
 /** A connection to a broker, once that has welcomed us. */
-export async function connect({ host = "127.0.0.1", port = 7470 } = {}) {
+export async function connect({ host = "127.0.0.1", port = 7470, features = [] } = {}) {
   const bus = new Bus(openSocket({ host, port, noDelay: true }));
-  await bus.greet();
+  await bus.greet(features);
   return bus;
 }
 
@@ -45,8 +53,8 @@ class Bus {
     socket.on("close", () => this.#fail(connectionLost("the connection was closed")));
   }
 
-  async greet() {
-    const { fields } = await this.#ask("hello", [VERSION, [], "runnel-node-example/0.1"]);
+  async greet(features) {
+    const { fields } = await this.#ask("hello", [VERSION, features, "runnel-node-example/0.1"]);
     const [, , cluster, node, server, , , , idleTimeoutMs] = fields;
     Object.assign(this, { cluster, node, server });
     this.#pings = setInterval(() => this.ping().catch(() => {}), idleTimeoutMs / 3);
@@ -134,6 +142,16 @@ class Bus {
     return consumer;
   }
 
+  /** Who owns the partitions of these topics, and where. `Owners` follows them. */
+  async routes(topics) {
+    return routesOf((await this.#ask("routes", [topics])).fields[0]);
+  }
+
+  /** Calls back when the connection has ended. */
+  onEnd(callback) {
+    this.#socket.once("close", callback);
+  }
+
   /** The broker's clock, in nanoseconds. */
   async ping() {
     return BigInt((await this.#ask("ping", [])).fields[0]);
@@ -209,7 +227,7 @@ class Bus {
         return undefined; // the connection ends soon, and then everybody is told
       case "error":
         if (number === 0) return this.#fail(new RunnelError(...rest));
-        this.#waiting.get(number)?.reject(new RunnelError(...rest));
+        this.#waiting.get(number)?.reject(errorOf(rest));
         return this.#waiting.delete(number);
       default:
         this.#waiting.get(number)?.resolve({ fields: rest, tail });
