@@ -147,13 +147,14 @@ class Beginnings:
 
 
 def _restricted(stores: Stores, start: Start, chosen: Mapping[ShardId, OwnedShard]) -> Start:
-    """The places of a start in these shards."""
+    """The places of a start in these shards. A topic may have partitions in others, which are perhaps not here."""
+
+    def is_chosen(place: PartitionPlace) -> bool:
+        shards = stores.shards_of(place.topic)
+        return place.partition < len(shards) and shards[place.partition] in chosen
+
     return msgspec.structs.replace(
         start,
-        partitions=[
-            place
-            for place in start.partitions
-            if any(stores.lies_in(place.topic, shard) for shard in chosen)
-        ],
+        partitions=[place for place in start.partitions if is_chosen(place)],
         shards=[place for place in start.shards if ShardId(place.journal, place.shard) in chosen],
     )
