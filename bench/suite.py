@@ -10,7 +10,18 @@ import msgspec
 
 from bench.report import Result
 
-NAMES = ("live", "latency", "reading", "queue", "growth", "restart", "listeners", "log", "spark")
+NAMES = (
+    "live",
+    "latency",
+    "reading",
+    "queue",
+    "growth",
+    "restart",
+    "listeners",
+    "log",
+    "cores",
+    "spark",
+)
 
 Part = tuple[str, Callable[..., list[Result]]]
 
@@ -56,6 +67,7 @@ _SECONDS: dict[str, dict[str, tuple[int, int]]] = {
         "fetch": (2, 1),
         "saturated": (4, 1),
     },
+    "cores": {"work": (120, 25), "single messages": (60, 12), "pauses": (90, 20)},
     "spark": {"read": (70, 15), "archive": (90, 15), "stream": (90, 15), "write": (60, 12)},
 }
 _SECONDS_UNKNOWN = 60

@@ -32,11 +32,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 _LIVE, _STORED, _LATENCY = "live", "stored", "latency"
-_WORK, _GROWTH, _LISTENERS, _LOG, _SPARK = (
+_WORK, _GROWTH, _LISTENERS, _LOG, _CORES, _SPARK = (
     "acknowledged work",
     "growth",
     "listeners",
     "log",
+    "several processes",
     "Spark",
 )
 _TO_ONE = "1 to 1, ephemeral, 100 bytes, against"
@@ -261,6 +262,34 @@ WANTED = (
     ),
     SpeedTarget(
         _SPARK, "stream into a topic, against a no-op sink", "spark", "stream into a topic, *", 0.7
+    ),
+    SpeedTarget(
+        _CORES,
+        "processor time of the brokers a message, 2 and 4 processes against 1",
+        "cores",
+        "*: processor time of the brokers, against 1 process*",
+        1.15,
+    ),
+    SpeedTarget(
+        _CORES,
+        "a pattern over 2 and 4 owners, delivered, against 1",
+        "cores",
+        "*: delivered, against 1 process*",
+        0.9,
+    ),
+    SpeedTarget(
+        _CORES,
+        "pause of a planned move, worst, ms",
+        "cores",
+        "pause around a planned move, worst",
+        500,
+    ),
+    SpeedTarget(
+        _CORES,
+        "time to serve after SIGKILL, worst, ms",
+        "cores",
+        "pause around a SIGKILL*worst",
+        1000,
     ),
 )
 

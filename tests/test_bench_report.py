@@ -250,7 +250,7 @@ def test_a_page_without_the_marks_is_left_alone_and_named(tmp_path: Path) -> Non
 def test_the_page_has_a_place_for_everything_that_is_put_there() -> None:
     text = (Path(__file__).parent.parent / "docs" / "performance.md").read_text()
     names = ("charts", "side by side", "targets", "live", "latency", "reading", "queue", "growth")
-    for name in (*names, "restart", "listeners", "log", "spark"):
+    for name in (*names, "restart", "listeners", "log", "cores", "spark"):
         assert f"<!-- {name}: begin -->\n" in text
         assert f"\n<!-- {name}: end -->" in text
 

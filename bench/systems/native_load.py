@@ -147,6 +147,41 @@ def wide(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
     return _sent(plan, authenticator, _publishes([Message(topic, PAYLOAD) for topic in topics]))
 
 
+def spread(plan: LoadPlan, authenticator: RolePipe) -> RoleReport:
+    """Single messages, each client to a topic of its own, at the node that serves it."""
+
+    async def load() -> RoleReport:
+        meter = Meter(plan.pid)
+        topics = [f"live-{plan.name}-{number}" for number in range(plan.clients)]
+        async with connect(f"runnel://{plan.address}", token=plan.token) as bus:
+            routes = await bus.routes(*topics)
+        hello = wire.encode(wire.Hello(0, wire.VERSION, (wire.PARTS,), "runnel-bench", plan.token))
+        loop = asyncio.get_running_loop()
+        own_host = plan.address.rpartition(":")[0]
+        clients = []
+        for topic in topics:
+            requests = [
+                wire.encode(wire.Send(number, None, topic, PAYLOAD, transmit_time_ns=1))
+                for number in range(_CHUNK)
+            ]
+            host, _, port = (routes[topic].owners[0].address or plan.address).rpartition(":")
+            client = Frames(hello, requests, plan.window)
+            await loop.create_connection(lambda made=client: made, host or own_host, int(port))  # type: ignore[misc]
+            await client.finished
+            clients.append(client)
+        chunks = max(1, plan.calls // _CHUNK)
+        await asyncio.gather(*(client.start(max(1, chunks // 10)) for client in clients))
+        authenticator.ready()
+        authenticator.wait_go()
+        with meter.phase(PUBLISH, chunks * _CHUNK * plan.clients):
+            await asyncio.gather(*(client.start(chunks) for client in clients))
+        for client in clients:
+            client.close()
+        return meter.report()
+
+    return uvloop.run(load())
+
+
 def _publishes(messages: Sequence[Message]) -> list[bytes]:
     block = bytes(Batch.from_messages(messages).pack())
     return [wire.encode(wire.Publish(number), len(block)) + block for number in range(_CHUNK)]

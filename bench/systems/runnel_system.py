@@ -12,7 +12,7 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -78,10 +78,11 @@ def serve(*, stored: str = "") -> Iterator[RunningServer]:
 
 
 @contextmanager
-def serve_in(directory: Path, port: int) -> Iterator[RunningServer]:
+def serve_in(directory: Path, port: int, *, options: Sequence[str] = ()) -> Iterator[RunningServer]:
+    """`options` of `runnel serve`, beside those that every run has."""
     config = directory / "runnel.toml"
     config.write_text(_CONFIG.format(data=directory / "data", port=port))
-    command = [sys.executable, "-m", "runnel", "serve", "--config", str(config)]
+    command = [sys.executable, "-m", "runnel", "serve", "--config", str(config), *options]
     with serving(command, port, "runnel", directory) as served:
         yield served
 
