@@ -297,7 +297,7 @@ class PartMerge:
             self.position.end_last_values()
 
     def missed(self, part: int, notice: wire.GapNotice) -> Sequence[wire.GapState]:
-        """A gap has come. Returns the gaps that the program is told of now."""
+        """A gap has come. Returns the gaps that are reported to the program now."""
         if not notice.journal:
             self.position.missed(notice.gap)
             return (notice.gap,)
