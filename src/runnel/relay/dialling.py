@@ -35,7 +35,7 @@ def dialler(host: str = "127.0.0.1", certificate: str | None = None) -> Callable
 
 
 def _trusting(certificate: str) -> ssl.SSLContext:
-    """Trusts what is in this file, whoever has signed it, and whatever its name."""
+    """Trusts the certificate in this file alone, without regard to its signer and its name."""
     context = ssl.create_default_context(cafile=certificate)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
