@@ -138,7 +138,7 @@ async def test_one_fetch_brings_so_much_at_most(stage: Stage) -> None:
     assert 1 <= sum(len(message.payload) for message in page.messages) <= 2 * 4 * 2**20
 
 
-@verb()
+@verb(needs=[Ability.ALONE])  # the gauge is that of the broker that is asked
 async def test_fetch_that_waits_in_vain_gets_an_empty_page_by_the_clock(stage: Stage) -> None:
     await stage.publish("a", b"1")
     waiting = asyncio.ensure_future(stage.bus.fetch("a", 2, wait_s=20))

@@ -184,6 +184,10 @@ async def open_cluster(
         try:
             for node in cluster.nodes:
                 await node.start()
+            # A node that has not heard of another one yet could not give its shards to it.
+            await cluster.until(
+                lambda: all(len(node.node.nodes) == nodes for node in cluster.nodes)
+            )
             yield cluster
         finally:
             for node in cluster.nodes:
