@@ -135,15 +135,16 @@ class Relays:
     ) -> tuple[_T | None, list[tuple[_Wanted, memoryview]]]:
         """Have every node do its part, each for the shards that it serves; again if a shard moved meanwhile.
 
-        `may_lack`: errors of nodes that have nothing of it; if all of them say so, this node's error is raised.
+        `may_lack`: errors of nodes that have nothing of it. If all of them say so, this node's error is raised; but not
+        if one has done its part in an earlier attempt, and so has nothing of it any more.
         `hears_later`: errors of nodes that have not heard yet of what this node knows.
         Nothing is left out silently: if a node does not answer, or the parts do not add up in time, it is Unavailable.
         """
-        deadline = self.deadline()
+        deadline, parts_done = self.deadline(), _PartsDone()
         while True:
             try:
                 return await self._everywhere_once(
-                    token, own, kind, make, what, may_lack, hears_later, deadline
+                    token, own, kind, make, what, may_lack, hears_later, deadline, parts_done
                 )
             except (MovedError, NodeLostError, ClosedError) as error:
                 pause_s = backoff_s(0)  # a move takes less; there may be another one right after it
@@ -177,6 +178,7 @@ class Relays:
         may_lack: tuple[type[RunnelError], ...],
         hears_later: tuple[type[RunnelError], ...],
         deadline: Deadline,
+        parts_done: _PartsDone,
     ) -> tuple[_T | None, list[tuple[_Wanted, memoryview]]]:
         stamps = expected_stamps(self.node.view)
         if stamps is None:
@@ -189,6 +191,7 @@ class Relays:
         # This node's own part comes first: it checks the caller's rights.
         try:
             mine = await own()
+            parts_done.is_any = True
         except may_lack as error:
             lacking = error
         if self.served_stamp() != stamps.get(self.node.name):
@@ -202,16 +205,15 @@ class Relays:
             for node in others
         ]
         answers = await _all_of(asked)
-        found: list[tuple[_Wanted, memoryview]] = []
+        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        parts_done.is_any = parts_done.is_any or bool(found)
         for answer in answers:
             if isinstance(answer, BaseException):
                 if isinstance(answer, hears_later):
                     raise MovedError(str(answer)) from answer
                 if not isinstance(answer, may_lack):
                     raise answer
-            else:
-                found.append(answer)
-        if lacking is not None and not found:
+        if lacking is not None and not parts_done.is_any:
             raise lacking
         return mine, found
 
@@ -255,6 +257,15 @@ class Relays:
         await self.peers.close()
         self.tasks.cancel()
         await self.tasks.wait()
+
+
+class _PartsDone:
+    """Whether any node has done its part of a request, also in an attempt that has to be made again."""
+
+    __slots__ = ("is_any",)
+
+    def __init__(self) -> None:
+        self.is_any = False
 
 
 async def _all_of(
