@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from prometheus_client.parser import text_string_to_metric_families
 
+from runnel.broker.monitoring.exposed_metrics import NodeMetrics
 from runnel.cli.main import run
+from runnel.protocols.http.encoding.exposition import Exposition
 from tests.protocols.http.busy_broker import Scraped, running, scrape_at_work
 
 FOLDER = Path(__file__).parents[1] / "docs" / "operations"
@@ -19,15 +22,18 @@ FOLDER = Path(__file__).parents[1] / "docs" / "operations"
 _OF_PROMETHEUS = {"up"}
 _SELECTOR = re.compile(r"\b((?:runnel|process)_\w+|up)\b(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
-# Those that a scrape adds.
-_LABELS_OF_SCRAPES = {"job", "instance"}
+# Those that a scrape adds, and that of several processes.
+_LABELS_OF_SCRAPES = {"job", "instance", "node"}
 
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Scraped:
     async def main() -> Scraped:
         async with running(tmp_path_factory.mktemp("data")) as (server, client):
-            return await scrape_at_work(server, client)
+            scraped = await scrape_at_work(server, client)
+            of_several = b"".join(Exposition("").encode([NodeMetrics("node-1", [])])).decode()
+            families = list(text_string_to_metric_families(of_several))
+            return Scraped(scraped.text + of_several, scraped.families + families)
 
     return asyncio.run(main())
 
@@ -97,7 +103,7 @@ def test_runbook_has_no_alert_that_does_not_exist() -> None:
 def test_what_somebody_must_be_woken_for_has_an_alert() -> None:
     asked = " ".join(rule["expr"] for rule in rules())
     for metric in (
-        "up", "runnel_ready", "runnel_disk_free_bytes", "runnel_subscription_backlog",
+        "up", "runnel_node_up", "runnel_ready", "runnel_disk_free_bytes", "runnel_subscription_backlog",
         "runnel_subscription_oldest_age_seconds", "runnel_dead_letters_total", "runnel_cursor_lag_messages",
         "runnel_limit_used", "runnel_loop_lag_seconds_bucket", "runnel_sync_time_seconds_bucket",
         "runnel_tokens_refused_total", "runnel_damage",

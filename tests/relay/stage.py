@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from msgspec.structs import replace
 
 from runnel.client import Bus
-from runnel.config import Keep, LogSettings, Settings, TopicRule
+from runnel.config import HttpSettings, Keep, LogSettings, Settings, TopicRule
+from runnel.protocols.http.listener import HttpListener
 from runnel.testing import open_cluster
 from runnel.testing.cluster import EmbeddedCluster, EmbeddedNode
 
@@ -39,6 +41,17 @@ async def other_than_owner(cluster: EmbeddedCluster, topic: str) -> EmbeddedNode
     """A node that does not serve the topic."""
     owner = cluster.owner(cluster.shard_of(topic))
     return next(node for node in cluster.nodes if node is not owner)
+
+
+async def http_of(node: EmbeddedNode, opened: AsyncExitStack) -> str:
+    """The URL of an HTTP listener at this node."""
+    settings = replace(SETTINGS, http=HttpSettings(listen="127.0.0.1:0"))
+    broker = node.broker
+    listener = await HttpListener.open(
+        broker._core, broker._authenticator, settings, broker.make_access
+    )
+    opened.push_async_callback(listener.close)
+    return f"http://{listener.address}"
 
 
 class Basic:

@@ -7,23 +7,11 @@ from contextlib import AsyncExitStack
 import httpx
 import msgspec
 
-from runnel.config import HttpSettings
-from runnel.protocols.http.listener import HttpListener
-from runnel.testing.cluster import EmbeddedCluster, EmbeddedNode
+from runnel.testing.cluster import EmbeddedCluster
 from tests.conformance.clients.http_readers import events
-from tests.relay.stage import SETTINGS, scenario
+from tests.relay.stage import http_of, scenario
 
 NAMES = [f"t/{number:02}" for number in range(12)]
-
-
-async def http_of(node: EmbeddedNode, opened: AsyncExitStack) -> str:
-    settings = msgspec.structs.replace(SETTINGS, http=HttpSettings(listen="127.0.0.1:0"))
-    broker = node.broker
-    listener = await HttpListener.open(
-        broker._core, broker._authenticator, settings, broker.make_access
-    )
-    opened.push_async_callback(listener.close)
-    return f"http://{listener.address}"
 
 
 async def read(

@@ -22,6 +22,7 @@ from runnel.formats.cluster_heads import (
 )
 from runnel.formats.frames import pack_head
 from runnel.formats.message import Message
+from runnel.formats.metrics_report import ExposedMetric, encode_metrics
 from runnel.formats.wire import (
     AsOf,
     Checkpoint,
@@ -45,6 +46,8 @@ from runnel.formats.wire import (
     Head,
     Hello,
     MakeCheckpoint,
+    MetricsHead,
+    MetricsReport,
     NodeList,
     Nodes,
     NodeState,
@@ -249,6 +252,7 @@ def _by_clients() -> list[Told]:
         Ping(2**53),
         Hello(1, 1, ["parts"], "example/1.0"),
         Nodes(48),
+        MetricsHead(55),
         AsOf(2**62 + 1),
         ShardsFrom(49, 1, [ShardTerm("main", 3, 2), ShardTerm("main", 5, 1)], Start("latest")),
         ShardsFrom(50, 1, [ShardTerm("main", 3, 4)], Start("resume", [], 0, [ShardPlace("main", 3, 2, 32)])),
@@ -389,6 +393,7 @@ def _by_brokers(stored: bytes) -> list[Told]:
         (CursorListHead(20, [CursorState("archive", [CursorPlace("sensors/a", 0, 102, lag=3), wide], T0)]), b""),
         (CursorListHead(47, [], False), b""),
         (StatisticsReport(22), b'{"messages_in": 105}'),
+        (MetricsReport(55), encode_metrics(_metrics())),
         *_to_consumers(stored),
         (Pong(23, T0), b""),
         (Done(9), b""),
@@ -408,6 +413,22 @@ def _by_brokers(stored: bytes) -> list[Told]:
         (Error(0, "malformed", "frame head: Invalid value 'pang'", False), b""),
         (Closing("shutting down", 10_000), b""),
     ]  # fmt: skip
+
+
+def _metrics() -> list[ExposedMetric]:
+    """One of each kind."""
+    buckets = [("0.001", 3.0), ("+Inf", 4.0)]
+    return [
+        ExposedMetric(
+            "runnel_messages_in", "counter", "Messages accepted from publishers.", (), [((), 105.0)]
+        ),
+        ExposedMetric(
+            "runnel_journal_segments", "gauge", "Segment files.", ("journal",), [(("main",), 2.0)]
+        ),
+        ExposedMetric(
+            "runnel_publish_time_seconds", "histogram", "How long.", buckets=buckets, sum=0.25
+        ),
+    ]
 
 
 def _short() -> list[tuple[Head, list[object]]]:

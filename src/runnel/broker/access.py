@@ -32,6 +32,7 @@ from runnel.broker.live.subscription import LiveSubscription, OpenSubscription, 
 from runnel.broker.message_batcher import Published
 from runnel.broker.metered_sinks import MeteredLiveSink, MeteredWorkSink
 from runnel.broker.monitoring.audit import AuditKind
+from runnel.broker.monitoring.exposed_metrics import NodeMetrics
 from runnel.broker.monitoring.metric_tables import ConnectionStats
 from runnel.broker.monitoring.reporter import METRICS_TOPIC
 from runnel.broker.pages import Listed, ListRequest
@@ -44,6 +45,7 @@ from runnel.errors import (
 from runnel.formats.batch import Batch
 from runnel.formats.cluster_heads import NodeReport, ShardReport, ShardWish
 from runnel.formats.message import Message
+from runnel.formats.metrics_report import ExposedMetric
 from runnel.formats.wire import (
     CursorPlace,
     CursorState,
@@ -590,6 +592,19 @@ class Access:
         """`read` for `!system/metrics/broker`, the topic with the same document."""
         self.check_monitoring()
         return self._broker.statistics()
+
+    async def statistics_of_nodes(self) -> dict[str, object]:
+        """As `statistics`, and in a cluster with those of all nodes under `nodes`."""
+        return self.statistics()
+
+    async def metrics(self) -> Sequence[ExposedMetric]:
+        """As for `statistics`. Returns all metrics of this broker."""
+        self.check_monitoring()
+        return await self._broker.monitor.read_metrics()
+
+    async def metrics_of_nodes(self) -> Sequence[NodeMetrics]:
+        """As for `statistics`. Returns the metrics of each node; of a broker that is alone, under no name."""
+        return [NodeMetrics("", await self.metrics())]
 
     async def connections(self, *, after: int = 0, limit: int = 0) -> Listed[ConnectionStats]:
         """As for `statistics`. Lists connections of all listeners in order of age; False: there are more."""

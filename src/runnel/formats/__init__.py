@@ -14,6 +14,7 @@ single_messages    single messages cut out of a batch, each as a batch
 arrow         a batch as a pyarrow.RecordBatch (the only module that needs pyarrow)
 frames        length-prefixed frames of the native protocol
 heads, wire, work_heads, cluster_heads    the requests and answers of the native protocol
+metrics_report    the metrics of a node, for another one
 dead_letters  the tags of a dead letter
 traces        trace context in tags
 checksum, memory, ksuid    CRC-32C, aligned buffers, and the form of a message's uid
@@ -34,6 +35,7 @@ __all__ = [
     "ksuid",
     "memory",
     "message",
+    "metrics_report",
     "plain_bodies",
     "single_messages",
     "table",

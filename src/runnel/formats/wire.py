@@ -355,6 +355,12 @@ class Statistics(Head, tag="statistics", frozen=True, gc=False):
     id: Id
 
 
+class MetricsHead(Head, tag="metrics", frozen=True, gc=False):
+    """Request all metrics of the node that answers."""
+
+    id: Id
+
+
 class MakeCheckpoint(Head, tag="checkpoint", frozen=True, gc=False):
     """Make a checkpoint: every file as of one moment, for a copy. It is removed when the connection ends."""
 
@@ -540,6 +546,12 @@ class StatisticsReport(Head, tag="statistics_report", frozen=True, gc=False):
     id: Id
 
 
+class MetricsReport(Head, tag="metrics_report", frozen=True, gc=False):
+    """All metrics of the node that answers, as an array of `ExposedMetric` in the tail (`metrics_report`)."""
+
+    id: Id
+
+
 class Pong(Head, tag="pong", frozen=True, gc=False):
     """The answer to `ping`, with the broker's time."""
 
@@ -601,6 +613,7 @@ Request: TypeAlias = (
     | RemoveCursor
     | Cursors
     | Statistics
+    | MetricsHead
     | MakeCheckpoint
     | AsOf
     | Ping
@@ -625,6 +638,7 @@ Answer: TypeAlias = (
     | TopicList
     | CursorListHead
     | StatisticsReport
+    | MetricsReport
     | Pong
     | Done
     | Checkpoint

@@ -2,6 +2,7 @@
 
 access          the verbs: done here, relayed to the owner of a shard, or done by every node and merged
 relays          what all accesses share: finding owners, asking every node for its part
+monitoring      metrics and statistics of all nodes
 live            live subscriptions over all nodes
 peers, dialling links to other nodes, one for each caller's token
 publish_lines   publishes that are relayed, in their order

@@ -21,6 +21,7 @@ from runnel.broker.consumer_groups import HeldPart, SettleRequest, WorkConsumer,
 from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.subscription import OpenSubscription, Overflow, SubscribeRequest
+from runnel.broker.monitoring.exposed_metrics import NodeMetrics
 from runnel.broker.pages import Listed
 from runnel.broker.shard_fetcher import ShardFetchRequest, ShardFetchResult
 from runnel.client.connection import Deadline
@@ -41,7 +42,7 @@ from runnel.formats.batch import Batch, unpack_blocks
 from runnel.formats.message import Message
 from runnel.formats.wire import CursorPlace, CursorState, ShardState, Start, TopicState
 from runnel.formats.work_heads import Consume, SubscriptionState
-from runnel.relay import merging
+from runnel.relay import merging, monitoring
 from runnel.relay.live import RelayedSubscription
 from runnel.relay.peers import NodeLostError
 from runnel.relay.publish_lines import RelayedPublish
@@ -438,6 +439,16 @@ class RelayingAccess(ClusterAccess):
     """The access of a caller that knows nothing of nodes: what concerns one shard is relayed to its owner, too."""
 
     __slots__ = ()
+
+    # --- Monitoring ---
+
+    async def metrics_of_nodes(self) -> Sequence[NodeMetrics]:
+        self.check_monitoring()
+        return await monitoring.metrics_of_nodes(self._relays, self._token_text, self.metrics)
+
+    async def statistics_of_nodes(self) -> dict[str, object]:
+        own = self.statistics()
+        return await monitoring.statistics_of_nodes(self._relays, self._token_text, own)
 
     # --- Publishing ---
 

@@ -63,10 +63,17 @@ class Relays:
         """Called after nodes have come or gone."""
         self.readers: Final[dict[Callable[[RunnelError], object], None]] = {}
         """How the streams that are relayed are ended, when this node closes."""
+        self.node_names: Final[dict[str, None]] = {}
+        """All nodes that have lived at the same time as this one, whether they do now or not."""
         self._is_closed = False
+        self._learn_names()
         node.on_nodes_changed.append(self._on_nodes_changed)
 
+    def _learn_names(self) -> None:
+        self.node_names.update(dict.fromkeys(node.name for node in self.node.nodes))
+
     def _on_nodes_changed(self) -> None:
+        self._learn_names()
         self.peers.keep_only({node.address for node in self.node.nodes})
         for watcher in list(self.watchers):
             watcher()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 
+from runnel.broker.monitoring.exposed_metrics import exposed_name
 from runnel.broker.monitoring.metrics import Description, MetricKind, MetricUnit
 from runnel.config import Authentication, SecuritySettings
-from runnel.protocols.http.encoding.exposition import exposed_name
 from runnel.security.rights import Grant
 from runnel.security.tokens import TokenFile, new_token
 from tests.protocols.http.busy_broker import (

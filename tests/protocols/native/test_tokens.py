@@ -252,6 +252,7 @@ REQUESTS: dict[str, Callable[[int], bytes]] = {
         wire.SetCursor(number, "c", (wire.CursorPlace("b", 0, 1),))
     ),
     "statistics": lambda number: packed(wire.Statistics(number)),
+    "metrics": lambda number: packed(wire.MetricsHead(number)),
     "consume": lambda number: packed(work.Consume(number, number, "s", ("b",), "shared")),
     "make": lambda number: packed(work.MakeSubscription(number, "s", ("b",), "shared")),
     "delete_subscription": lambda number: packed(work.DeleteSubscription(number, "s")),

@@ -3,6 +3,7 @@
 __all__ = [
     "audit",
     "events",
+    "exposed_metrics",
     "histogram",
     "metric_tables",
     "metrics",

@@ -17,6 +17,7 @@ import msgspec
 
 from runnel.broker.monitoring import metric_families as families
 from runnel.broker.monitoring.events import Events
+from runnel.broker.monitoring.exposed_metrics import exposed_metrics
 from runnel.broker.monitoring.loop_lag import LoopLag
 from runnel.broker.monitoring.metric_families import CursorLag, JournalRoster
 from runnel.broker.monitoring.metric_tables import ConnectionStats
@@ -24,6 +25,7 @@ from runnel.broker.monitoring.metrics import AtLimit, Family, Metrics, MetricUni
 from runnel.broker.monitoring.store_statistics import StoreReading, StoreStatistics
 from runnel.broker.monitoring.throttled import Throttled, ThrottledAsync
 from runnel.config import Settings
+from runnel.formats.metrics_report import ExposedMetric
 from runnel.formats.wire import CursorState
 from runnel.formats.work_heads import SubscriptionState
 from runnel.platform import process
@@ -160,6 +162,16 @@ class Monitor:
             await self._refresh_connections()
             self._states = await self._parts.subscriptions()
             return self._states
+
+    async def read_metrics(self) -> Sequence[ExposedMetric]:
+        """All metrics as of now, as Prometheus has them."""
+        await self.refresh()
+        found = []
+        for exposed in exposed_metrics(self._metrics):
+            found.append(exposed)
+            # Each metric is bounded, but all together take long: other tasks run in between.
+            await asyncio.sleep(0)
+        return found
 
     async def _read_cursors(self) -> Sequence[CursorLag]:
         return [CursorLag.of(each) for each in await self._parts.cursors()]

@@ -22,6 +22,7 @@ from runnel.formats import cluster_heads as cluster
 from runnel.formats import envelope as envelopes
 from runnel.formats import work_heads as work
 from runnel.formats.batch import Batch
+from runnel.formats.metrics_report import encode_metrics
 from runnel.protocols.native.output import Buffer
 from runnel.protocols.native.requests import check_count
 
@@ -33,6 +34,7 @@ ListRequest: TypeAlias = (
     wire.Topics
     | wire.Shards
     | wire.Cursors
+    | wire.MetricsHead
     | work.ListSubscriptions
     | work.DeadLettersHead
     | cluster.ClusterHead
@@ -138,6 +140,9 @@ async def wait_reply_to(
                 return Reply(wire.CursorListHead(request.id, await access.cursor(request.name)))
             listed = await access.cursors(after=request.after, limit=request.limit)
             return Reply(wire.CursorListHead(request.id, *listed))
+        case wire.MetricsHead():
+            tail = encode_metrics(await access.metrics())
+            return Reply(wire.MetricsReport(request.id), (tail,))
         case wire.Producer():
             return Reply(wire.Term(request.id, await access.new_term(request.name)))
         case wire.DescribeTopic():

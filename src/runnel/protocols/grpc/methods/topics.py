@@ -157,7 +157,8 @@ async def get_statistics(
     call: GrpcCall,
     request: pb.GetStatisticsRequest,  # noqa: ARG001 - it is empty
 ) -> pb.GetStatisticsResponse:
-    return pb.GetStatisticsResponse(json=_json.encode(call.access.statistics()).decode())
+    document = await call.access.statistics_of_nodes()
+    return pb.GetStatisticsResponse(json=_json.encode(document).decode())
 
 
 async def ping(

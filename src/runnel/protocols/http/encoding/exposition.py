@@ -1,18 +1,12 @@
-"""Writes the metrics for Prometheus: names and units by its conventions, in its text format or as OpenMetrics.
+"""Writes metrics for Prometheus, in its text format or as OpenMetrics; of several nodes with the label `node`.
 
-    in the registry                 exposed
-    messages_in      counter        runnel_messages_in_total
-    bytes_in         counter, bytes runnel_in_bytes_total
-    publish_time     histogram, ns  runnel_publish_time_seconds_bucket, …_sum, …_count
-    process_cpu      counter, ns    process_cpu_seconds_total
-
-Metrics of the process have their usual names, which every dashboard knows, without our prefix. prometheus-client does
-the writing and escaping. It gets one family at a time, so that a long list never blocks the loop.
+prometheus-client does the writing and escaping. It gets one family of one node at a time, so that a long list never
+blocks the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import exposition as plain
@@ -25,59 +19,12 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from runnel.broker.monitoring.histogram import HistogramSnapshot
-from runnel.broker.monitoring.metrics import Description, Family, MetricKind, Metrics, MetricUnit
+from runnel.broker.monitoring.exposed_metrics import NodeMetrics
+from runnel.formats.metrics_report import ExposedMetric
 
-_PREFIX: Final = "runnel_"
-_PROCESS: Final = "process_"
-_NS_PER_SECOND: Final = 1e9
 _OPENMETRICS: Final = "application/openmetrics-text"
 _END: Final = b"# EOF\n"  # ends a text in OpenMetrics
-
-
-def exposed_name(described: Description) -> str:
-    """The metric's name for Prometheus, without suffixes of its kind such as `_total` and `_bucket`."""
-    name = described.name
-    if described.unit is MetricUnit.BYTES:
-        words = [word for word in name.split("_") if word != "bytes"]
-        name = "_".join([*words, "bytes"])
-    elif described.unit is MetricUnit.NANOSECONDS:
-        name += "_seconds"
-    return name if name.startswith(_PROCESS) else _PREFIX + name
-
-
-def metrics_of(registry: Metrics) -> Iterator[Metric]:
-    """All metrics. Each is read when the iteration reaches it."""
-    for described, value in registry.readings():
-        yield _labelled(Family(described, (), [((), value)]))
-    for described, seen in registry.distributions():
-        yield _histogram(described, seen)
-    for family in registry.families():
-        yield _labelled(family)
-
-
-def _labelled(family: Family) -> Metric:
-    described = family.described
-    is_counter = described.kind is MetricKind.COUNTER
-    make = CounterMetricFamily if is_counter else GaugeMetricFamily
-    metric = make(exposed_name(described), described.help, labels=family.labels)
-    for labels, value in family.rows:
-        metric.add_metric(
-            labels, value / _NS_PER_SECOND if described.unit is MetricUnit.NANOSECONDS else value
-        )
-    return metric
-
-
-def _histogram(described: Description, seen: HistogramSnapshot) -> Metric:
-    metric = HistogramMetricFamily(exposed_name(described), described.help)
-    counts = seen.counts_up_to(described.bounds_ns)
-    buckets = [
-        (f"{bound_ns / _NS_PER_SECOND:g}", float(count))
-        for bound_ns, count in zip(described.bounds_ns, counts, strict=True)
-    ]
-    buckets.append(("+Inf", float(seen.count)))
-    metric.add_metric((), buckets, seen.sum_ns / _NS_PER_SECOND)
-    return metric
+_NODE: Final = "node"  # the label
 
 
 class Exposition:
@@ -91,16 +38,68 @@ class Exposition:
             openmetrics.CONTENT_TYPE_LATEST if self._is_open else plain.CONTENT_TYPE_PLAIN_0_0_4
         )
 
-    def encode(self, metric: Metric) -> bytes:
+    def encode(self, nodes: Sequence[NodeMetrics]) -> Iterator[bytes]:
+        """The whole text in pieces: each family once, with the samples of all nodes."""
+        for family in _families(nodes):
+            for place, (node, exposed) in enumerate(family):
+                written = self._encode(_metric(node, exposed))
+                if place:  # HELP and TYPE stand before the samples of the first node
+                    written = written[len(self._encode(_metric(node, _without_samples(exposed)))) :]
+                yield written
+        if self._is_open:
+            yield _END
+
+    def _encode(self, metric: Metric) -> bytes:
         collector = _FixedCollector((metric,))
         if self._is_open:
             written: bytes = openmetrics.generate_latest(collector)  # type: ignore[no-untyped-call]
             return written.removesuffix(_END)
         return plain.generate_latest(collector)
 
-    @property
-    def end(self) -> bytes:
-        return _END if self._is_open else b""
+
+def _families(nodes: Sequence[NodeMetrics]) -> Iterator[Sequence[tuple[str, ExposedMetric]]]:
+    """The families in the order of the first node that has them, each with the names of its nodes."""
+    found: dict[str, list[tuple[str, ExposedMetric]]] = {}
+    for each in nodes:
+        for exposed in each.metrics or ():
+            found.setdefault(exposed.name, []).append((each.node, exposed))
+    yield from found.values()
+    if named := [each for each in nodes if each.node]:
+        yield [(each.node, _is_up(each)) for each in named]
+
+
+def _is_up(node: NodeMetrics) -> ExposedMetric:
+    return ExposedMetric(
+        "runnel_node_up",
+        "gauge",
+        "1 if the node has answered with its metrics. Only of several processes.",
+        rows=[((), float(node.metrics is not None))],
+    )
+
+
+def _without_samples(exposed: ExposedMetric) -> ExposedMetric:
+    return ExposedMetric(exposed.name, exposed.kind, exposed.help, exposed.labels)
+
+
+def _metric(node: str, exposed: ExposedMetric) -> Metric:
+    if exposed.kind == "histogram":
+        return _histogram(node, exposed)
+    make = CounterMetricFamily if exposed.kind == "counter" else GaugeMetricFamily
+    # A family that names the node by itself has one label of this name, as any other.
+    is_named = not node or _NODE in exposed.labels
+    own_labels, own_values = ((), ()) if is_named else ((_NODE,), (node,))
+    metric = make(exposed.name, exposed.help, labels=(*own_labels, *exposed.labels))
+    for values, value in exposed.rows:
+        metric.add_metric((*own_values, *values), value)
+    return metric
+
+
+def _histogram(node: str, exposed: ExposedMetric) -> Metric:
+    labels, values = ((_NODE,), (node,)) if node else ((), ())
+    metric = HistogramMetricFamily(exposed.name, exposed.help, labels=labels)
+    if exposed.buckets:
+        metric.add_metric(values, exposed.buckets, exposed.sum)
+    return metric
 
 
 class _FixedCollector(Collector):

@@ -76,10 +76,14 @@ def _connection(row: ConnectionStats) -> ConnectionOut:
     )
 
 
-@get("/v1/statistics", operation_id="statistics", tags=["monitoring"], sync_to_thread=False)
-def statistics(request: Request[Any, Any, Any]) -> dict[str, Any]:
-    """Return the current statistics, as they are published on `!system/metrics/broker`."""
-    return call_of(request).access.statistics()
+@get("/v1/statistics", operation_id="statistics", tags=["monitoring"])
+async def statistics(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """Return the current statistics, as they are published on `!system/metrics/broker`.
+
+    Of several processes, these are of the one that answers. `nodes` has those of all by the name of their node; null of
+    one that does not answer.
+    """
+    return await call_of(request).access.statistics_of_nodes()
 
 
 monitoring_handlers = [list_connections, statistics]
