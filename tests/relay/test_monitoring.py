@@ -102,6 +102,24 @@ async def test_killed_node_is_down_until_it_lives_again(cluster: EmbeddedCluster
         assert by_node(await scrape(client), "runnel_node_up") == dict.fromkeys(NODES, 1)
 
 
+@scenario
+async def test_lag_of_a_cursor_is_counted_where_its_shard_is_served_now(
+    cluster: EmbeddedCluster,
+) -> None:
+    async with AsyncExitStack() as opened:
+        client = await client_of(cluster.nodes[0], opened)
+        async with cluster.connect() as bus:
+            for _ in range(5):
+                await bus.publish("t/00", b"x")
+            await bus.set_cursor("pipeline", {"t/00": 3})
+        for owner in ("node-2", "node-3", "node-1"):
+            await cluster.move(cluster.shard_of("t/00"), owner)
+            for node in cluster.nodes:  # its last reading may be from before the move
+                node.broker._core.monitor._cursors.forget()
+            lags = by_node(await scrape(client), "runnel_cursor_lag_messages")
+            assert lags == dict.fromkeys(NODES, 0) | {owner: 3}
+
+
 def test_node_that_does_not_answer_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     @scenario
     async def run(cluster: EmbeddedCluster) -> None:

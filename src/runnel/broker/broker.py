@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -297,7 +298,8 @@ class Broker:
             live=self._live_subscriptions.subscriptions,
             ephemeral_topics=lambda: len(self._ephemeral),
             fetches_waiting=lambda: self._fetcher.waiting_count,
-            cursors=self.cursors.list,
+            # Each node counts what it serves: a lag that was counted here before a move is its new owner's now.
+            cursors=partial(self.cursors.list, part_only=self._stores.node is not None),
             connections=self.connections.report,
             subscriptions=self.consumer_groups.report,
             disk_room=None if room is None else lambda: self._workers.submit(room),

@@ -204,7 +204,7 @@ def work_families(states: Sequence[SubscriptionState], now_ns: int) -> Iterator[
 
 
 class CursorLag(msgspec.Struct, frozen=True, gc=False):
-    """The lag of a cursor in messages: the sum of its places."""
+    """The lag of a cursor in messages: the sum of its places that are served here."""
 
     name: str
     messages: int
@@ -212,7 +212,7 @@ class CursorLag(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, state: CursorState) -> CursorLag:
-        return cls(state.name, sum(place.lag for place in state.places), state.updated_ns)
+        return cls(state.name, sum(max(0, place.lag) for place in state.places), state.updated_ns)
 
 
 def cursor_families(cursors: Sequence[CursorLag]) -> Iterator[Family]:
