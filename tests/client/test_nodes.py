@@ -184,6 +184,7 @@ async def test_batches_in_flight_are_sent_again_in_their_order_after_a_move(
                 await asyncio.sleep(0)
             flushing = asyncio.ensure_future(publisher.flush())
             await until(lambda: len(held) == 6)
+            first.routes["a"] = second.routes["a"] = owned_by(second, "a", epoch=2)
             for request in held:
                 moved_to(second)(first.peer, request, memoryview(b""))
             await flushing
