@@ -163,3 +163,34 @@ def test_what_moves_with_its_shard_stays_in_the_window() -> None:
     shares.uses("b", 2)  # they have come there
     [change] = shares.changes()
     assert (change.part, change.messages) == ("a", 2)
+
+
+def test_window_may_become_nothing_and_grow_again_once_all_have_confirmed() -> None:
+    shares: WindowShares[str] = WindowShares(9, _BYTES)
+    for part in "abc":
+        shares.add(part)
+    assert [change.messages for change in shares.changes()] == [3, 3, 3]
+    shares.resize(0, 0)
+    changes = shares.changes()
+    assert [(each.messages, each.size_bytes) for each in changes] == [(0, 0)] * 3
+    assert all(each.needs_confirmation for each in changes)
+    shares.resize(6, _BYTES)
+    assert shares.changes() == []  # each node may still have leased what it had
+    for part in "abc":
+        shares.confirmed(part)
+    assert [(each.part, each.messages) for each in shares.changes()] == [
+        ("a", 2),
+        ("b", 2),
+        ("c", 2),
+    ]
+
+
+def test_smaller_window_gives_no_part_more_bytes_than_it_has() -> None:
+    shares: WindowShares[str] = WindowShares(10, 10 * 2**20)
+    for part in "ab":
+        shares.add(part)
+    assert len(shares.changes()) == 2
+    shares.resize(4, 4 * 2**20)
+    assert shares.share("a") == (5, 4 * 2**20)  # until `changes` has taken messages away
+    assert [each.messages for each in shares.changes()] == [2, 2]
+    assert shares.share("a") == (2, 2 * 2**20)

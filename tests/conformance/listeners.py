@@ -175,6 +175,7 @@ _BY_PARTS: Final = frozenset(
 _RELAYED: Final = frozenset(
     {"test_fetching", "test_shards", "test_slow_readers", "test_subscribing", "test_topics"}
 )
+_CONSUMED: Final = frozenset({"test_consuming", "test_dead_letters", "test_subscriptions"})
 _IN_A_CLUSTER: Final = frozenset({Ability.RESTART, Ability.ALONE})
 
 _FORGETS = frozenset({Ability.RESTART, Ability.STORED})
@@ -220,6 +221,6 @@ LISTENERS = (
         _grpc_of_nodes,
         is_on_disk=True,
         cannot=_NOT_OVER_GRPC | _IN_A_CLUSTER,
-        suites=_RELAYED,
+        suites=_RELAYED | _CONSUMED,
     ),
 )

@@ -1,10 +1,11 @@
-"""REST at real processes: whichever of them a request meets, it is answered for all."""
+"""REST and gRPC at real processes: whichever of them a request meets, it is answered for all."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runnel.client import connect
+from tests.conformance.clients.grpc_bus import connect_grpc
 from tests.server.server_process import SECONDS_MAX, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -126,6 +128,35 @@ def test_scrape_of_any_process_has_the_metrics_of_all_also_while_one_is_gone(
             assert is_up == everyone | {"node-2": 0.0}
             assert set(messages_in) == {"node-1", "node-3"}
             await everyone_is_up()  # it was started again
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_any_process_delivers_the_work_of_all(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        options = ("--processes", "3")
+        async with running_server(tmp_path, listeners=("grpc",), options=options) as server:
+            async with connect(server.url, deadline_s=SECONDS_MAX) as bus:
+                for turn in range(3):
+                    for name in NAMES:
+                        await bus.publish(name, b"%d" % turn)
+                assert len([node for node in (await bus.cluster()).nodes if node.shards]) == 3
+            async with (
+                asyncio.timeout(SECONDS_MAX),
+                connect_grpc(server.addresses["grpc"], now_ns=time.time_ns) as caller,
+                caller.consume("work", "orders/*") as consumer,
+            ):
+                found = []
+                for _ in range(3 * len(NAMES)):
+                    work = await anext(consumer)
+                    found.append((work.topic, work.payload))
+                    await work.ack(stored=len(found) % 10 == 0)
+            assert sorted(found) == sorted(
+                (name, b"%d" % turn) for name in NAMES for turn in range(3)
+            )
+            async with connect(server.url, deadline_s=SECONDS_MAX) as bus:
+                assert [each.backlog for each in (await bus.subscription("work")).members] == [0]
             await server.stop()
 
     asyncio.run(scenario())

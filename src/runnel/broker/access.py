@@ -20,9 +20,9 @@ from runnel.broker.broker import Broker
 from runnel.broker.cluster_nodes import ClusterNodes
 from runnel.broker.consumer_groups import (
     HeldPart,
+    OpenConsumer,
     SettleRequest,
     SubscriptionRequest,
-    WorkConsumer,
     WorkSink,
 )
 from runnel.broker.cursors import PlaceEnds
@@ -468,7 +468,7 @@ class Access:
     @audited
     async def consume(
         self, number: int, sink: WorkSink, request: Consume, part: HeldPart | None = None
-    ) -> WorkConsumer:
+    ) -> OpenConsumer:
         """`consume` for the patterns of the subscription, whether it exists or has to be made.
 
         `part`: the consumer joins at every node, and this is its part here.
@@ -490,6 +490,10 @@ class Access:
             consumer.close(is_clean=True)
             raise self._rules.refusal_of(request.subscription, Right.CONSUME)
         return consumer
+
+    async def consume_polling(self, number: int, sink: WorkSink, request: Consume) -> OpenConsumer:
+        """`consume` by a consumer that lives in this process and gets requests, perhaps one by one."""
+        return await self.consume(number, sink, request)
 
     @audited
     async def make_subscription(self, request: SubscriptionRequest) -> bool:

@@ -4,6 +4,8 @@ access          the verbs: done here, relayed to the owner of a shard, or done b
 relays          what all accesses share: finding owners, asking every node for its part
 monitoring      metrics and statistics of all nodes
 live            live subscriptions over all nodes
+work            consumers over all nodes; work_parts: their parts, named_parts: what requests name of deliveries
+node_links      the links of one live subscription or consumer
 peers, dialling links to other nodes, one for each caller's token
 publish_lines   publishes that are relayed, in their order
 merging, stamps    parts of answers become one; whether they add up (pure)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from runnel.broker.access import Access, MakeAccess, Scope, audited
 from runnel.broker.broker import Level, Published, ShardId
-from runnel.broker.consumer_groups import HeldPart, SettleRequest, WorkConsumer, WorkSink
+from runnel.broker.consumer_groups import HeldPart, OpenConsumer, SettleRequest, WorkSink
 from runnel.broker.cursors import PlaceEnds
 from runnel.broker.fetcher import FetchRequest, FetchResult
 from runnel.broker.live.subscription import OpenSubscription, Overflow, SubscribeRequest
@@ -47,6 +47,7 @@ from runnel.relay.live import RelayedSubscription
 from runnel.relay.peers import NodeLostError
 from runnel.relay.publish_lines import RelayedPublish
 from runnel.relay.relays import Relays
+from runnel.relay.work import RelayedConsumer
 from runnel.security.authenticator import AuthenticatedClient
 from runnel.security.rights import Right
 from runnel.topics.names import dead_letter_topic
@@ -610,16 +611,29 @@ class RelayingAccess(ClusterAccess):
         await subscription.open()
         return subscription
 
+    @audited
     async def consume(
         self, number: int, sink: WorkSink, request: Consume, part: HeldPart | None = None
-    ) -> WorkConsumer:
-        """Refused while several nodes live: the caller would get the work of this one only."""
+    ) -> OpenConsumer:
+        """With a part at every node, which charges what it leases to the token's rate."""
+        self._rules.check_patterns(Right.CONSUME, request.patterns)
+        self._rules.check_subscription(
+            request.subscription, Right.CONSUME, is_new=bool(request.patterns)
+        )
+        if part is not None:  # it joins at the other nodes by itself
+            return await super().consume(number, sink, request, part)
+        consumer = RelayedConsumer(self._relays, self._token_text, number, sink, request)
+        await consumer.open()
+        return consumer
+
+    async def consume_polling(self, number: int, sink: WorkSink, request: Consume) -> OpenConsumer:
+        """Refused while several nodes live: the next request may come to another process."""
         if len(self._relays.node.nodes) > 1:
             raise ClientFault(
-                "this broker has several nodes: acknowledged work needs a client that connects to all of them, "
-                "as the Python client does (feature `parts` of the native protocol)"
+                "this broker has several nodes, and REST requests may come to any of them: consume acknowledged work "
+                "over gRPC or the native protocol instead"
             )
-        return await super().consume(number, sink, request, part)
+        return await super().consume(number, sink, request)
 
     @audited
     async def fetch_shard(self, request: ShardFetchRequest) -> ShardFetchResult:

@@ -14,7 +14,7 @@ from typing import Final
 
 from runnel.broker.broker import LiveDelivery, ShardId
 from runnel.broker.live.subscription import LivePartSink, SubscribeRequest
-from runnel.client.connection import Handle, Link
+from runnel.client.connection import Handle
 from runnel.client.consumer import (
     PartDelivery,
     PartsRequest,
@@ -25,7 +25,7 @@ from runnel.errors import ClosedError, RunnelError, Unavailable
 from runnel.formats import block, envelope, wire
 from runnel.formats.batch import Batch
 from runnel.formats.wire import GapState, Owner, PartitionPlace, ShardPlace
-from runnel.relay.peers import Peer
+from runnel.relay.node_links import RelayedLinks
 from runnel.relay.relays import RELAY_SECONDS_MAX, Relays
 from runnel.topics.names import LIVE_JOURNAL, TopicPartition
 
@@ -63,47 +63,6 @@ class _Position(SubscriptionPosition):
             self._on_last_sent()
 
 
-class _Links:
-    """The nodes for the parts of one subscription, with the caller's token: see `NodeLinks`."""
-
-    def __init__(self, relays: Relays, token: str | None) -> None:
-        self._relays = relays
-        self._token = token
-        self._peers: dict[str, Peer] = {}
-
-    is_several: Final = True
-
-    @property
-    def nodes(self) -> Sequence[wire.NodeState]:
-        return [
-            wire.NodeState(node.name, node.address, node.incarnation)
-            for node in self._relays.node.nodes
-        ]
-
-    def node_addresses(self) -> Sequence[str]:
-        return [node.address for node in self._relays.node.nodes]
-
-    def watch_nodes(self, on_change: Callable[[], object]) -> None:
-        self._relays.watchers[on_change] = None
-
-    def unwatch_nodes(self, on_change: Callable[[], object]) -> None:
-        self._relays.watchers.pop(on_change, None)
-
-    def link(self, address: str) -> Link:
-        peer = self._peers.get(address)
-        if peer is None or peer.link.is_ended:
-            if peer is not None:
-                peer.leave_stream()
-            peer = self._peers[address] = self._relays.peers.for_streams(self._token, address)
-            peer.enter_stream()
-        return peer.link
-
-    def close(self) -> None:
-        for peer in self._peers.values():
-            peer.leave_stream()
-        self._peers.clear()
-
-
 class RelayedSubscription:
     """One live subscription over all nodes. For protocols it is what a `LiveSubscription` is."""
 
@@ -124,7 +83,7 @@ class RelayedSubscription:
         self._is_open = False
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._uncovered: Handle | None = None
-        self._links = _Links(relays, token)
+        self._links = RelayedLinks(relays, token)
         self._position = _Position(request.patterns, request.start, self._on_last_sent)
         self._parts = SubscriptionParts(
             self._links,

@@ -39,6 +39,7 @@ class FakeConsumer:
     late_deliveries: set[int] = field(default_factory=set)
     may_store: asyncio.Event = field(default_factory=asyncio.Event)
     failure: Exception | None = None  # of storing
+    late_at_last: Sequence[work_heads.DeliveryPart] = ()  # said by other nodes
 
     def __post_init__(self) -> None:
         request = self.request
@@ -92,10 +93,11 @@ class FakeConsumer:
     def resume(self) -> None:
         self.calls.append(("resume",))
 
-    async def wait_stored(self) -> None:
+    async def wait_stored(self) -> Sequence[work_heads.DeliveryPart]:
         await self.may_store.wait()
         if self.failure is not None:
             raise self.failure
+        return self.late_at_last
 
     def close(self, *, is_clean: bool) -> None:
         self.calls.append(("close", is_clean))

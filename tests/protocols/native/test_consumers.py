@@ -252,6 +252,15 @@ async def test_an_ack_with_an_id_is_taken_at_once_and_answered_when_it_is_stored
 
 
 @in_loop
+async def test_an_answer_also_lists_what_another_node_calls_late() -> None:
+    scene, consumer = await consuming()
+    consumer.late_deliveries = {8}
+    consumer.late_at_last = [DeliveryPart(7, 3, 4)]
+    answers = await scene.ask_later(Ack(3, 1, [7, 8]))
+    assert answers == [AckedHead(3, [DeliveryPart(8, 0, 0), DeliveryPart(7, 3, 4)])]
+
+
+@in_loop
 async def test_an_ack_that_cannot_be_stored_is_answered_so() -> None:
     scene, consumer = await consuming()
     consumer.failure = DiskFullError("no room")

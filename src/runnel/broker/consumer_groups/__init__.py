@@ -4,7 +4,7 @@ Read `subscriptions.py` for what there is, `consumer_group.py` for how a message
 `ack_journals.py` for what is stored. The rules themselves are in `runnel.group_rules`.
 """
 
-from runnel.broker.consumer_groups.consumer import WorkConsumer
+from runnel.broker.consumer_groups.consumer import OpenConsumer, WorkConsumer
 from runnel.broker.consumer_groups.consumer_groups import ConsumerGroups
 from runnel.broker.consumer_groups.dead_letter_queues import SettleRequest
 from runnel.broker.consumer_groups.group_holds import GroupHolds
@@ -15,6 +15,7 @@ __all__ = [
     "ConsumerGroups",
     "GroupHolds",
     "HeldPart",
+    "OpenConsumer",
     "SettleRequest",
     "SubscriptionRequest",
     "WorkConsumer",

@@ -3,11 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from runnel.broker.consumer_groups.consumer_group import ConsumerGroup
 from runnel.formats.work_heads import DeliveryPart, Picked
 from runnel.group_rules.definition import Definition
+
+
+class OpenConsumer(Protocol):
+    """A consumer as protocols use it: of this broker, or with a part at each of several nodes.
+
+    Its methods are those of `WorkConsumer`.
+    """
+
+    @property
+    def member(self) -> str: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def definition(self) -> Definition: ...
+    @property
+    def leased(self) -> tuple[int, int]: ...
+    def start(self) -> None: ...
+    def ack(
+        self,
+        deliveries: Sequence[int],
+        parts: Sequence[DeliveryPart],
+        picked: Sequence[Picked] = (),
+    ) -> Sequence[DeliveryPart]: ...
+    def ack_up_to(self, topic: str, partition: int, offset: int) -> None: ...
+    def nack(
+        self, parts: Sequence[DeliveryPart], *, delay_ns: int | None, reason: str
+    ) -> Sequence[DeliveryPart]: ...
+    def give_back(self, parts: Sequence[DeliveryPart]) -> None: ...
+    def missing(self, parts: Sequence[DeliveryPart]) -> Sequence[DeliveryPart]: ...
+    def renew(self, deliveries: Sequence[int], *, lease_ns: int | None = None) -> None: ...
+    def recalled(self, parts: Sequence[DeliveryPart]) -> None: ...
+    def resize(self, window_messages: int, window_bytes: int, moves_known: int = 0) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    async def wait_stored(self) -> Sequence[DeliveryPart]: ...
+    def close(self, *, is_clean: bool) -> None: ...
 
 
 class WorkConsumer:
@@ -111,9 +147,13 @@ class WorkConsumer:
         if not (self._is_paused or self._is_slowed or self._is_closed):
             self._consumer_group.resume(self._consumer_id)
 
-    async def wait_stored(self) -> None:
-        """Wait until every acknowledgement so far is stored. Raises the error if storing fails."""
+    async def wait_stored(self) -> Sequence[DeliveryPart]:
+        """Wait until every acknowledgement so far is stored. Raises the error if storing fails.
+
+        Returns what is known only now to have come too late: nothing, unless other nodes have to say so.
+        """
         await self._consumer_group.wait_stored(self._consumer_id)
+        return ()
 
     def close(self, *, is_clean: bool) -> None:
         """Leave the group. Leased messages go back; unless `is_clean`, that counts as a failed delivery."""

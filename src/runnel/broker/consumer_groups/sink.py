@@ -9,6 +9,7 @@ import msgspec
 
 from runnel.broker.consumer_groups.run_cache import StoredRun
 from runnel.errors import RunnelError
+from runnel.formats.batch import Batch
 from runnel.formats.message import Message
 from runnel.formats.work_heads import DeliveryPart, HeldLease, Lease
 
@@ -25,6 +26,15 @@ class WorkDelivery:
         self._run = run
         self._base = base
         self._mask = mask
+
+    @classmethod
+    def whole(cls, lease: Lease, batch: Batch) -> WorkDelivery:
+        """The delivery of a batch, as another node has sent it. Its offsets may have gaps."""
+        count = len(batch)
+        # Rows have no gaps.
+        delivery = cls(lease, StoredRun(batch, 0, count), 0, (1 << count) - 1, count)
+        delivery.size = len(batch.body)
+        return delivery
 
     @property
     def buffers(self) -> Sequence[bytes | memoryview]:

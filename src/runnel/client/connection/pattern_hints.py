@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from runnel.client.connection.routing import Router
+from runnel.client.connection.link import Link
 from runnel.client.connection.timers import Deadline
 from runnel.errors import RunnelError
 from runnel.formats import wire
@@ -18,7 +18,16 @@ logger = logging.getLogger("runnel.client")
 _HINTS_MAX: Final = 100  # of one bus
 
 
-async def warn_of_habits(router: Router, patterns: Sequence[str], deadline: Deadline) -> None:
+class HintedLinks(Protocol):
+    """The link that is asked, and the patterns that were checked: a client's `Router`."""
+
+    @property
+    def home(self) -> Link: ...
+    @property
+    def hinted(self) -> set[str]: ...
+
+
+async def warn_of_habits(router: HintedLinks, patterns: Sequence[str], deadline: Deadline) -> None:
     """Log a warning for each pattern of MQTT or NATS that no topic matches, once for each bus."""
     for pattern in patterns:
         glob = glob_meant(pattern)

@@ -19,7 +19,6 @@ from runnel.client.connection import (
     Deadline,
     Link,
     OnAnswer,
-    Router,
     Timers,
     warn_of_habits,
 )
@@ -34,6 +33,7 @@ from runnel.client.consumer.ledger import (
     Ledger,
 )
 from runnel.client.consumer.part import ConsumerPart
+from runnel.client.consumer.reconnecting_reader import ReaderLinks
 from runnel.client.consumer.window_shares import WindowShares
 from runnel.client.consumer.work import LateWork
 from runnel.errors import ConnectionLostError, RunnelError
@@ -47,9 +47,11 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 class ConsumerSession(ABC):
     """The part of `Consumer` that talks to the nodes. `Consumer` adds the methods that programs call."""
 
+    renews_leases = True
+
     def __init__(
         self,
-        router: Router,
+        router: ReaderLinks,
         timers: Timers,
         request: work_heads.Consume,
         *,
@@ -285,6 +287,9 @@ class ConsumerSession(ABC):
             reported += [(part.ledger, each) for each in told]
         return told
 
+    def part_recalled(self, part: ConsumerPart) -> None:  # noqa: B027 - few want to know
+        """Nothing to do: recalled messages are not handed out any more, and `Work.is_late` tells of others."""
+
     def part_moving(self, part: ConsumerPart, epoch: int, deliveries: Sequence[int]) -> None:
         found = [part.ledger.deliveries.get(number) for number in deliveries]
         used = sum(_used(delivery) for delivery in found if delivery is not None)
@@ -339,6 +344,17 @@ class ConsumerSession(ABC):
                 part.resize(change.messages, change.size_bytes)
                 if change.needs_confirmation:
                     self._confirm_window(part)
+
+    def resize(self, messages: int, size_bytes: int) -> None:
+        """Change the whole window of a consumer of several nodes."""
+        self._request = msgspec.structs.replace(
+            self._request, window_messages=messages, window_bytes=size_bytes
+        )
+        if self._shares is not None:
+            self._shares.resize(messages, size_bytes)
+            self._divide_window()
+            for part in self._parts.values():
+                part.resize(*self._shares.share(part))
 
     def _confirm_window(self, part: ConsumerPart) -> None:
         """Wait for what the node has leased before it knew of the smaller share."""

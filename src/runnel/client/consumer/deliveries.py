@@ -46,7 +46,7 @@ _PICKED_MIN: Final = 8
 _NO_ATTEMPTS: Final[Mapping[int, Attempt]] = {}
 _RANGES: Final = {
     state: re.compile(re.escape(bytes((state,))) + b"+")
-    for state in (WAITING, ACKED, NACKED, DROPPED, GIVEN_UP, SENT)
+    for state in (WAITING, BEGUN, RECALLED, ACKED, NACKED, DROPPED, GIVEN_UP, SENT)
 }
 
 
@@ -60,6 +60,8 @@ ON_NACK: Final = _transitions({WAITING: NACKED, BEGUN: NACKED, RECALLED: GIVEN_U
 ON_RECALL: Final = _transitions({WAITING: DROPPED, BEGUN: RECALLED})
 ON_BEGIN: Final = _transitions({WAITING: BEGUN})
 ON_DROP: Final = _transitions({WAITING: DROPPED, PARKED: DROPPED})
+ON_STOP: Final = _transitions({RECALLED: GIVEN_UP})
+ON_GIVE_BACK: Final = _transitions({WAITING: DROPPED, BEGUN: DROPPED})
 ON_SENT: Final = _transitions({ACKED: SENT})
 ON_PARK: Final = _transitions({WAITING: PARKED})
 _AFTER_ACK: Final = bytes((SENT,))
@@ -69,13 +71,17 @@ _DIGITS: Final = bytes(ord("1") if state == ACKED else ord("0") for state in ran
 ON_LOSS: Final = _transitions({WAITING: GONE, PARKED: GONE, RECALLED: BEGUN})
 
 
-class LeasedItem(Protocol):
-    """One message or a batch of one delivery, as users give it to `ack`, `nack` and `extend`."""
+class LeasedRanges(Protocol):
+    """Some messages of one delivery."""
 
     @property
     def delivery(self) -> HeldDelivery: ...
 
     def ranges(self) -> Sequence[Range]: ...
+
+
+class LeasedItem(LeasedRanges, Protocol):
+    """One message or a batch of one delivery, as users give it to `ack`, `nack` and `extend`."""
 
     def first_of_keys(self) -> Iterable[Message]: ...
 

@@ -256,7 +256,7 @@ class Handover:
         ledger = self.parked.ledger
         if delivery is not None and ledger.part_with(delivery.id) is not None:
             ledger.lose_one(delivery, NOT_TAKEN_OVER)
-        ledger.reported_late(departed.late)
+        ledger.reported_late_of(departed.late, delivery or departed.settled)
         self._owner.report_late(ledger)
 
     # --- With the new owner ---

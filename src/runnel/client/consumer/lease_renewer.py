@@ -20,8 +20,9 @@ class LeaseRenewer:
         ledger: Ledger,
         begun: BegunWork,
         timers: Timers,
-        renew: Callable[[Sequence[int]], object],
+        renew: Callable[[Sequence[int]], object] | None,
     ) -> None:
+        """Without `renew`, somebody else watches the leases."""
         self.lease_ns = 0  # set when the broker has accepted the consumer
         self.processing_ns_max = 0
         self._ledger = ledger
@@ -32,7 +33,7 @@ class LeaseRenewer:
 
     def watch(self) -> None:
         """Start the timer, unless it runs: a delivery is leased."""
-        if self._timer is None and self.lease_ns:
+        if self._timer is None and self.lease_ns and self._renew is not None:
             seconds = self.lease_ns / 1e9 / _RENEWALS_PER_LEASE
             self._timer = self._timers.call_later(seconds, self._renew_due)
 
@@ -54,7 +55,7 @@ class LeaseRenewer:
             elif delivery.left and self._is_in_processing(delivery, now_ns):
                 delivery.deadline_ns = now_ns + self.lease_ns
                 due.append(delivery.id)
-        if due:
+        if due and self._renew is not None:
             self._renew(due)
         if self._ledger.deliveries:
             self.watch()

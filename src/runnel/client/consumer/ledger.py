@@ -7,7 +7,7 @@ beginning a message there takes the lock, and so does every step that removes wa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -23,14 +23,16 @@ from runnel.client.consumer.deliveries import (
     ON_ACK,
     ON_BEGIN,
     ON_DROP,
+    ON_GIVE_BACK,
     ON_LOSS,
     ON_NACK,
     ON_RECALL,
     ON_SENT,
+    ON_STOP,
     SENT,
     WAITING,
     HeldDelivery,
-    LeasedItem,
+    LeasedRanges,
     Range,
     SentNack,
 )
@@ -84,6 +86,7 @@ class SettledDelivery(NamedTuple):
     end: int
     acked: Sequence[Range] | None = None  # None: all its messages were
     nacks: Sequence[SentNack] = ()
+    order: int = 0
 
 
 class BegunWork:
@@ -209,7 +212,7 @@ class Ledger:
     # --- Giving back ---
 
     def nack(
-        self, item: LeasedItem, delay_ms: int | None = None, reason: str = ""
+        self, item: LeasedRanges, delay_ms: int | None = None, reason: str = ""
     ) -> list[DeliveryPart]:
         """Nack the unsettled messages of an item. Returns the parts to be sent."""
         delivery = item.delivery
@@ -250,14 +253,45 @@ class Ledger:
                 continue
             if delivery.end <= failed.offset + 1 or WAITING not in delivery.states:
                 continue
-            batch = delivery.batch
-            keys = iter(batch.columns.keys.each(len(batch)))
             with self.lock:
-                for run in batch.runs():
-                    for offset in range(run.base_offset, run.base_offset + run.count):
-                        if next(keys) == failed.key and offset > failed.offset:
-                            delivery.transition(offset, offset + 1, ON_DROP)
+                for offset, key in _keys_of(delivery):
+                    if key == failed.key and offset > failed.offset:
+                        delivery.transition(offset, offset + 1, ON_DROP)
             self._drop(delivery)
+
+    def recall_later(self, failed: HeldDelivery, begin: int, end: int) -> None:
+        """Recall what is leased of the keys of failed messages, behind them, as the broker is about to."""
+        first: dict[bytes, int] = {}
+        for offset, key in _keys_of(failed):
+            if key is not None and begin <= offset < end:
+                first.setdefault(key, offset)
+        partition = (failed.topic, failed.partition)
+        for delivery in list(self.deliveries.values()):
+            if (delivery.topic, delivery.partition) != partition or delivery.end <= begin:
+                continue
+            with self.lock:
+                for offset, key in _keys_of(delivery):
+                    if key is not None and offset > first.get(key, offset):
+                        delivery.transition(offset, offset + 1, ON_RECALL)
+            self._drop(delivery)
+
+    def stop_recalled(self, delivery: HeldDelivery, begin: int, end: int) -> None:
+        """Work on the recalled messages of a range has ended."""
+        with self.lock:
+            delivery.transition(begin, end, ON_STOP)
+            delivery.end_work(begin, end)
+        self._give_up(delivery)
+
+    def give_back(self, delivery: HeldDelivery, begin: int, end: int) -> list[DeliveryPart]:
+        """Return messages of a range on which no work has begun. Returns the parts to be sent."""
+        with self.lock:
+            delivery.transition(begin, end, ON_GIVE_BACK)
+            delivery.end_work(begin, end)
+        parts = delivery.take(DROPPED)
+        delivery.is_mixed |= bool(parts)
+        delivery.left -= sum(part.end - part.begin for part in parts)
+        self._forget_if_settled(delivery)
+        return parts
 
     def _drop(self, delivery: HeldDelivery) -> None:
         parts = delivery.take(DROPPED)
@@ -339,6 +373,11 @@ class Ledger:
         self.given_up.clear()
         self._count_unsent_as_acked()
 
+    def expire(self, delivery: HeldDelivery) -> None:
+        """Forget a delivery whose lease is over: what is acked of it from now on is late."""
+        if self.part_with(delivery.id) is not None:
+            self.lose_one(delivery, LEASE_OVER)
+
     def lose_one(self, delivery: HeldDelivery, reason: str) -> None:
         """End one lease, of a delivery that this ledger has parted with. All acks that were not sent are late."""
         self._add_late(delivery.take(ACKED), reason, delivery)
@@ -355,19 +394,34 @@ class Ledger:
         for part in parts:
             self._add_late([part], LEASE_OVER, self.deliveries.get(part.delivery))
 
+    def reported_late_of(
+        self, parts: Iterable[DeliveryPart], delivery: HeldDelivery | SettledDelivery | None
+    ) -> None:
+        """Record acks that came too late for a delivery that this ledger does not know under that id."""
+        self._add_late(parts, LEASE_OVER, delivery)
+
     def _add_late(
-        self, parts: Iterable[DeliveryPart], reason: str, delivery: HeldDelivery | None
+        self,
+        parts: Iterable[DeliveryPart],
+        reason: str,
+        delivery: HeldDelivery | SettledDelivery | None,
     ) -> None:
         for part in parts:
-            place = self._settled.get(part.delivery) if delivery is None else _settled_of(delivery)
+            place = self._settled.get(part.delivery) if delivery is None else delivery
             if place is None:
                 late = LateWork("", 0, part.begin, part.end, part.delivery, reason)
-            elif part.begin < part.end:
+            else:
+                # A part without offsets: the broker does not know the delivery any more.
+                named = part if part.begin < part.end else place
                 late = LateWork(
-                    place.topic, place.partition, part.begin, part.end, part.delivery, reason
+                    place.topic,
+                    place.partition,
+                    named.begin,
+                    named.end,
+                    part.delivery,
+                    reason,
+                    place.order,
                 )
-            else:  # the broker does not know the delivery any more, and so no offsets
-                late = LateWork(*place[:4], part.delivery, reason)
             self._late += late.count
             self.late.append(late)
 
@@ -385,7 +439,16 @@ class Ledger:
                     del self._settled[oldest]
 
 
+def _keys_of(delivery: HeldDelivery) -> Iterator[tuple[int, bytes | None]]:
+    """The offset and the key of each message."""
+    batch = delivery.batch
+    keys = iter(batch.columns.keys.each(len(batch)))
+    for run in batch.runs():
+        for offset in range(run.base_offset, run.base_offset + run.count):
+            yield offset, next(keys)
+
+
 def _settled_of(delivery: HeldDelivery) -> SettledDelivery:
     acked = delivery.ranges_in(SENT) if delivery.is_mixed else None
     place = (delivery.topic, delivery.partition, delivery.begin, delivery.end)
-    return SettledDelivery(*place, acked, delivery.nacks)
+    return SettledDelivery(*place, acked, delivery.nacks, delivery.order)

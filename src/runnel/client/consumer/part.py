@@ -16,7 +16,6 @@ from runnel.client.connection import (
     Deadline,
     Link,
     OnAnswer,
-    Router,
     Timers,
 )
 from runnel.client.consumer.ack_sender import AckSender
@@ -31,7 +30,7 @@ from runnel.client.consumer.ledger import (
     Ledger,
 )
 from runnel.client.consumer.nack_barrier import NackBarrier
-from runnel.client.consumer.reconnecting_reader import ReconnectingReader
+from runnel.client.consumer.reconnecting_reader import ReaderLinks, ReconnectingReader
 from runnel.errors import LateAckError, MalformedError, MovedError, RunnelError
 from runnel.formats import wire, work_heads
 from runnel.formats.batch import unpack_blocks
@@ -81,6 +80,11 @@ class PartOwner(Protocol):
     @property
     def queue(self) -> DeliveryQueue: ...
 
+    @property
+    def renews_leases(self) -> bool:
+        """Whether leases are renewed while messages are in processing."""
+        ...
+
     def next_order(self) -> int:
         """The number of the next delivery that arrives, over all parts."""
 
@@ -95,6 +99,9 @@ class PartOwner(Protocol):
 
     def part_late(self, part: ConsumerPart, late: Sequence[DeliveryPart]) -> Sequence[DeliveryPart]:
         """The node has called these late. Returns those to be reported: not those whose shard moves."""
+
+    def part_recalled(self, part: ConsumerPart) -> None:
+        """Some messages are recalled."""
 
     def part_wants(self, part: ConsumerPart, *, is_wanting: bool) -> None: ...
 
@@ -115,7 +122,7 @@ class ConsumerPart(ReconnectingReader):
     def __init__(
         self,
         owner: PartOwner,
-        router: Router,
+        router: ReaderLinks,
         link: Link,
         timers: Timers,
         request: work_heads.Consume | work_heads.ConsumePart,
@@ -141,7 +148,12 @@ class ConsumerPart(ReconnectingReader):
             self.reported_late,
             None if is_at_home else lambda: owner.part_settled(self),
         )
-        self.renewer: Final = LeaseRenewer(self.ledger, owner.begun, timers, self.ack_sender.renew)
+        self.renewer: Final = LeaseRenewer(
+            self.ledger,
+            owner.begun,
+            timers,
+            self.ack_sender.renew if owner.renews_leases else None,
+        )
         self.may_have_lost_acks = False
         self._moves = 0  # `moving` frames of the node, over this connection
         self._owner = owner
@@ -290,6 +302,7 @@ class ConsumerPart(ReconnectingReader):
 
     def recalled(self, parts: Sequence[DeliveryPart]) -> None:
         self.ledger.recall(parts)
+        self._owner.part_recalled(self)
         self.ack_sender.send()
 
     def reported_late(self, parts: Sequence[DeliveryPart]) -> None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from runnel.client.connection import (
     BrokerConnection,
     Deadline,
     Handle,
     Link,
-    Router,
     Timers,
     backoff_s,
     warn_of_habits,
@@ -28,12 +27,31 @@ from runnel.formats import wire
 _FINAL: Final = (SlowReaderError,)
 
 
+class ReaderLinks(Protocol):
+    """The nodes and the links to them, as readers use them: a client's `Router`."""
+
+    @property
+    def home(self) -> Link: ...
+    @property
+    def hinted(self) -> set[str]: ...
+    @property
+    def is_several(self) -> bool: ...
+    @property
+    def nodes(self) -> Sequence[wire.NodeState]: ...
+    def node_addresses(self) -> Sequence[str]: ...
+    def watch_nodes(self, on_change: Callable[[], object]) -> None: ...
+    def unwatch_nodes(self, on_change: Callable[[], object]) -> None: ...
+    def link(self, address: str) -> Link: ...
+    def learn(self, routes: Sequence[object], link: Link) -> None:
+        """Take routes that this link's node has sent."""
+
+
 class ReconnectingReader(ABC):
     """Sends a request, and again after a lost connection. Subclasses define the request and handle its results."""
 
     def __init__(
         self,
-        router: Router,
+        router: ReaderLinks,
         timers: Timers,
         *,
         what: str,

@@ -57,11 +57,15 @@ class WindowShares(Generic[PartT]):
     """The shares of all parts. After each event, `changes` says what has to change."""
 
     def __init__(self, window_messages: int, window_bytes: int) -> None:
+        self.resize(window_messages, window_bytes)
+        self._shares: dict[PartT, _PartWindow] = {}  # in the order of their turns
+        self.moving = 0  # messages that no part has: their shard moves from one node to another
+
+    def resize(self, window_messages: int, window_bytes: int) -> None:
+        """Set the whole window; it may be 0. `changes` says what follows from it, and `share` the bytes."""
         self._messages = window_messages
         self._bytes = window_bytes
         self._at_once_max = max(1, min(window_messages, window_bytes // _SHARE_BYTES_MIN))
-        self._shares: dict[PartT, _PartWindow] = {}  # in the order of their turns
-        self.moving = 0  # messages that no part has: their shard moves from one node to another
 
     def add(self, part: PartT) -> None:
         self._shares[part] = _PartWindow()
@@ -72,7 +76,8 @@ class WindowShares(Generic[PartT]):
     def share(self, part: PartT) -> tuple[int, int]:
         """The messages and bytes of a part's window."""
         messages = self._shares[part].messages
-        return messages, max(self._bytes * messages // self._messages, min(messages, 1))
+        whole = max(self._messages, messages, 1)  # a share may be about to become smaller
+        return messages, max(self._bytes * messages // whole, min(messages, 1))
 
     @property
     def is_contended(self) -> bool:

@@ -186,6 +186,8 @@ class LateWork(msgspec.Struct, frozen=True):
     end: int
     delivery: int
     reason: str
+    order: int = 0
+    """The number of the delivery, in the order in which they arrived from all nodes; 0: forgotten."""
 
     def __str__(self) -> str:
         if not self.count:

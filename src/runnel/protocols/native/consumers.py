@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from runnel.broker.access import Access
-from runnel.broker.consumer_groups import HeldPart, WorkConsumer, WorkDelivery
+from runnel.broker.consumer_groups import HeldPart, OpenConsumer, WorkDelivery
 from runnel.errors import ClientFault, ClosedError, LateAckError, LimitExceededError, RunnelError
 from runnel.formats import wire
 from runnel.formats.work_heads import (
@@ -74,7 +74,7 @@ class Consumers:
         """Limit the tail of a frame with several deliveries; a single delivery may be larger."""
         self._output = output
         self._tail_bytes_max = tail_bytes_max
-        self._by_number: dict[int, WorkConsumer | _OpeningConsumer] = {}
+        self._by_number: dict[int, OpenConsumer | _OpeningConsumer] = {}
         self._is_paused = False
         self._is_closed = False
         self.messages_out = 0
@@ -166,9 +166,9 @@ class Consumers:
         return None
 
     async def _answer_stored(
-        self, request_id: int, consumer: WorkConsumer, late: Sequence[DeliveryPart]
+        self, request_id: int, consumer: OpenConsumer, late: Sequence[DeliveryPart]
     ) -> None:
-        await consumer.wait_stored()
+        late = [*late, *await consumer.wait_stored()]
         say(self._output, AckedHead(request_id, late))
 
     def handle(self, request: ConsumerRequest) -> None:
@@ -221,7 +221,7 @@ class Consumers:
             consumer.close(is_clean=True)
         say(self._output, wire.Done(request.id))
 
-    def _open_consumer(self, number: int) -> WorkConsumer | None:
+    def _open_consumer(self, number: int) -> OpenConsumer | None:
         """The open consumer of this number. None also while it is opening: it has no deliveries yet."""
         consumer = self._by_number.get(number)
         return None if isinstance(consumer, _OpeningConsumer) else consumer
@@ -308,7 +308,7 @@ class Consumers:
             say(self._output, consumer_ended_notice(consumer, error))
 
 
-def _resize(consumer: WorkConsumer, request: Window | WindowShare) -> None:
+def _resize(consumer: OpenConsumer, request: Window | WindowShare) -> None:
     if isinstance(request, Window):
         consumer.resize(request.messages, request.bytes)
     else:

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 import grpc.aio
 
-from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
+from runnel.broker.consumer_groups import OpenConsumer, WorkDelivery
 from runnel.errors import ClientFault, RunnelError
 from runnel.formats import work_heads as heads
 from runnel.protocols.grpc.encoding.messages import is_blocks, natural, parsed
@@ -55,7 +55,7 @@ class WorkStream:
 
     def __init__(self, call: GrpcCall) -> None:
         self._call = call
-        self._consumer: WorkConsumer | None = None
+        self._consumer: OpenConsumer | None = None
         self._is_blocks = False
         self._outbox: Outbox[_Event] = Outbox()
         self._queued_bytes = 0
@@ -127,7 +127,7 @@ class WorkStream:
         self._outbox.put(pb.ConsumeResponse(consuming=consuming))
         consumer.start()  # after the response above is queued
 
-    def _handle(self, consumer: WorkConsumer, request: pb.ConsumeRequest) -> bool:
+    def _handle(self, consumer: OpenConsumer, request: pb.ConsumeRequest) -> bool:
         """Handle a request. False: the client leaves."""
         match request.WhichOneof("say"):
             case "ack":
@@ -159,7 +159,7 @@ class WorkStream:
                 raise ClientFault("a request of Consume that says nothing this broker knows")
         return True
 
-    def _ack(self, consumer: WorkConsumer, ack: pb.Ack) -> None:
+    def _ack(self, consumer: OpenConsumer, ack: pb.Ack) -> None:
         check_count(ack.deliveries, ack.parts, picked=ack.picked)
         asked = parts_of(ack.parts, ack.picked)
         deliveries = [natural("deliveries", delivery) for delivery in ack.deliveries]
@@ -168,7 +168,7 @@ class WorkStream:
             self.late(1, late)
         self._answer_when_stored(consumer, ack.id, late)
 
-    def _nack(self, consumer: WorkConsumer, nack: pb.Nack) -> None:
+    def _nack(self, consumer: OpenConsumer, nack: pb.Nack) -> None:
         check_count(nack.deliveries, nack.parts, picked=nack.picked)
         asked = [whole(delivery) for delivery in nack.deliveries]
         asked += parts_of(nack.parts, nack.picked)
@@ -181,7 +181,7 @@ class WorkStream:
         if late := late_parts(late, asked):
             self.late(1, late)
 
-    def _extend(self, consumer: WorkConsumer, extend: pb.Extend) -> None:
+    def _extend(self, consumer: OpenConsumer, extend: pb.Extend) -> None:
         check_count(extend.deliveries)
         lease_ns = natural("lease_ms", extend.lease_ms) * _NS_PER_MS
         consumer.renew(
@@ -189,21 +189,24 @@ class WorkStream:
         )
 
     def _answer_when_stored(
-        self, consumer: WorkConsumer, request_id: int, late: Sequence[heads.DeliveryPart]
+        self, consumer: OpenConsumer, request_id: int, late: Sequence[heads.DeliveryPart]
     ) -> None:
         """Answer an acknowledgement that has an id, once it is stored."""
         if request_id:
-            acked = pb.Acked(id=request_id, late=proto_parts(late))
-            task = self._call.server.tasks.start_awaited(self._wait_stored(consumer, acked))
+            waiting = self._wait_stored(consumer, request_id, late)
+            task = self._call.server.tasks.start_awaited(waiting)
             self._storing.add(task)
             task.add_done_callback(self._storing.discard)
 
-    async def _wait_stored(self, consumer: WorkConsumer, acked: pb.Acked) -> None:
+    async def _wait_stored(
+        self, consumer: OpenConsumer, request_id: int, late: Sequence[heads.DeliveryPart]
+    ) -> None:
         try:
-            await consumer.wait_stored()
+            late = [*late, *await consumer.wait_stored()]
         except Exception as error:  # noqa: BLE001 - after any error, the client must not wait for ever
             self._call.finish_with(error)
         else:
+            acked = pb.Acked(id=request_id, late=proto_parts(late))
             self._outbox.put(pb.ConsumeResponse(acked=acked))
 
     # --- From the broker (WorkSink) ---
@@ -284,7 +287,7 @@ class WorkStream:
         self._outbox.finish()
 
 
-def _close_unused(opening: asyncio.Task[WorkConsumer]) -> None:
+def _close_unused(opening: asyncio.Task[OpenConsumer]) -> None:
     """Close a consumer whose client left before it was opened."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close(is_clean=True)

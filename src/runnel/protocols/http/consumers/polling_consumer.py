@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from runnel.broker.consumer_groups import WorkConsumer, WorkDelivery
+from runnel.broker.consumer_groups import OpenConsumer, WorkDelivery
 from runnel.errors import RunnelError
 from runnel.formats.message import Message
 from runnel.formats.work_heads import Attempt, DeliveryPart
@@ -76,7 +76,7 @@ class PollingConsumer:
         self.used_ns = clock.monotonic_ns()
         self._clock = clock
         self._on_ended = on_ended
-        self._consumer: WorkConsumer
+        self._consumer: OpenConsumer
         self._turn = asyncio.Lock()
         self._requests = 0
         self._arrived: deque[_Arrival] = deque()
@@ -85,7 +85,7 @@ class PollingConsumer:
         self._error: RunnelError | None = None
         self._is_closed = False
 
-    def open(self, consumer: WorkConsumer) -> None:
+    def open(self, consumer: OpenConsumer) -> None:
         """Begin as a member of the consumer group, unless the broker has ended the membership meanwhile."""
         self._consumer = consumer
         if self._error is not None:
@@ -94,7 +94,7 @@ class PollingConsumer:
         consumer.start()
 
     @property
-    def consumer(self) -> WorkConsumer:
+    def consumer(self) -> OpenConsumer:
         return self._consumer
 
     @property

@@ -125,7 +125,7 @@ class PollingConsumers:
         owned = OwnedConsumer(polling, subscription, member, chosen, caller.rights)
         request = Consume(0, 1, subscription, window_messages=0, window_bytes=0, member=member)
         try:
-            polling.open(await caller.access.consume(1, polling, request))
+            polling.open(await caller.access.consume_polling(1, polling, request))
         except UnknownSubscriptionError:
             # The native protocol makes the subscription when a request names its topics; REST has a resource for it.
             raise UnknownSubscriptionError(
