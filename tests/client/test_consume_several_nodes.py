@@ -451,3 +451,20 @@ def test_a_dead_letter_is_stored_once_while_its_shard_and_its_messages_move() ->
             assert await backlog(cluster) == 0
 
     asyncio.run(scenario())
+
+
+def test_flush_waits_for_acks_that_a_node_got_after_it_gave_up_their_shard() -> None:
+    async def scenario() -> None:
+        async with several(2) as (cluster, bus):
+            for turns in range(30):  # at each, the ack meets the move at another moment
+                async with bus.consume("s", "t/0") as consumer:
+                    work = await anext(consumer)
+                    moving = asyncio.ensure_future(elsewhere(cluster, "t/0"))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    await work.ack()
+                await moving
+                assert await backlog(cluster) == 0
+                await bus.publish("t/0", b"%d" % turns)
+
+    asyncio.run(scenario())

@@ -457,8 +457,10 @@ class WorkSubscriptions:
                     journal = self._parts.state.of_shard(owned)
                     if journal.table.get(definition.id, member, key) is None:
                         floor = await begin_of(log, owned, key, definition.later_start(member))
-                        journal.note(AtRecord(definition.id, member, *key, floor, b"", []))
-                        journals.add(journal)
+                        # Still nothing: a group that has covered it meanwhile may have noted acks.
+                        if journal.table.get(definition.id, member, key) is None:
+                            journal.note(AtRecord(definition.id, member, *key, floor, b"", []))
+                            journals.add(journal)
         await wait_stored(journals)
 
     async def _check_all_here(self, subscription: WorkSubscription) -> None:

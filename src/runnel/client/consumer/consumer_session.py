@@ -376,15 +376,19 @@ class ConsumerSession(ABC):
         ConnectionLostError: a connection was lost, and perhaps acks with it. Messages whose acks were not stored come
         again.
         """
-        await self._wait_taken_over()
-        parts = list(self._parts.values())
-        if len(parts) == 1:
-            await parts[0].flush()
-        elif parts:
-            await asyncio.gather(*[part.flush() for part in parts])
-        for part in parts:
-            self._may_have_lost_acks |= part.may_have_lost_acks
-            part.may_have_lost_acks = False
+        while True:
+            await self._wait_taken_over()
+            parts = list(self._parts.values())
+            if len(parts) == 1:
+                await parts[0].flush()
+            elif parts:
+                await asyncio.gather(*[part.flush() for part in parts])
+            for part in parts:
+                self._may_have_lost_acks |= part.may_have_lost_acks
+                part.may_have_lost_acks = False
+            # Meanwhile a node may have given up a shard before the acks came to it: its next owner gets them.
+            if self._is_closed or not self._handover.has_acks:
+                break
         if self._may_have_lost_acks:
             self._may_have_lost_acks = False
             raise ConnectionLostError(
@@ -393,12 +397,15 @@ class ConsumerSession(ABC):
             )
 
     async def _wait_stored(self) -> None:
-        await self._wait_taken_over()
-        parts = list(self._parts.values())
-        if len(parts) == 1:
-            await parts[0].wait_stored()
-        elif parts:
-            await asyncio.gather(*[part.wait_stored() for part in parts])
+        while True:
+            await self._wait_taken_over()
+            parts = list(self._parts.values())
+            if len(parts) == 1:
+                await parts[0].wait_stored()
+            elif parts:
+                await asyncio.gather(*[part.wait_stored() for part in parts])
+            if self._is_closed or not self._handover.has_acks:  # as in `flush`
+                return
 
     async def _wait_taken_over(self) -> None:
         """Wait until acks of messages whose shard moves can be sent to its next owner."""

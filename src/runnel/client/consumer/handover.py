@@ -101,6 +101,14 @@ class _Departed:
         self.settled = settled
         self.late: list[DeliveryPart] = []
 
+    @property
+    def has_acks(self) -> bool:
+        """Whether any of its messages was acked: the former owner may have dropped the shard before it got the ack."""
+        if self.delivery is not None and not self.delivery.loss:
+            return SENT in self.delivery.states or ACKED in self.delivery.states
+        settled = self.settled
+        return settled is not None and (settled.acked is None or bool(settled.acked))
+
 
 class Handover:
     """All deliveries of a consumer that are between two nodes."""
@@ -122,8 +130,10 @@ class Handover:
 
     @property
     def has_acks(self) -> bool:
-        """Whether messages were acked whose new owner is not known yet."""
-        return bool(self.parked.ledger.unsent)
+        """Whether messages were acked whose new owner is not known yet, or whose former owner may lack the acks."""
+        return bool(self.parked.ledger.unsent) or any(
+            departed.has_acks for departed in self._departed.values()
+        )
 
     # --- Events ---
 
@@ -258,6 +268,7 @@ class Handover:
             ledger.lose_one(delivery, NOT_TAKEN_OVER)
         ledger.reported_late_of(departed.late, delivery or departed.settled)
         self._owner.report_late(ledger)
+        self._owner.wake()
 
     # --- With the new owner ---
 
