@@ -90,9 +90,11 @@ async def test_topics_made_later_join_and_subscriptions_and_readers_do_not_mind_
         await stage.publish("elsewhere", b"3")
         for work in await take_work(consumer, 2):
             await work.ack()
-        # In any order: the topics may lie in shards of several nodes.
-        assert sorted(payloads(await take_work(other, 2))) == [b"1", b"2"]
-        assert sorted(message.payload for message in await take(live, 2)) == [b"1", b"2"]
+        worked = payloads(await take_work(other, 2))
+        read = [message.payload for message in await take(live, 2)]
+        if Ability.ALONE in stage.listener.cannot:  # the topics may lie in shards of several nodes
+            worked, read = sorted(worked), sorted(read)
+        assert worked == read == [b"1", b"2"]
 
 
 @verb()
